@@ -1,0 +1,112 @@
+"""L3. The effects a protocol program may ask for.
+
+The protocol is sans IO: a *program* is a generator that yields an effect and is sent its result.
+``engine.performer`` performs them on a real tier; ``testing.simulator`` performs them on a
+simulated one, and may stop, delay, fail or kill between any two. A failed effect is *thrown* into
+the program as a ``TierError`` (definitely not applied) or ``InDoubt`` (unknown).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar, Union
+
+from durable_core.types import CrashPoint, ObjectInfo, SliceInfo, SliceKey
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Get:
+    """Whole small object. Result: ``bytes``, or ``None`` when there is none."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class PutIfAbsent:
+    """Create durably, or leave what is there. Result: ``True`` created, ``False`` already there."""
+
+    key: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class SyncTail:
+    """Make the journal's visible tail durable before acting on it (POSIX: fsync the directory)."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Result: bytes of an object, or ``None``."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class ListKeys:
+    """Keys under a prefix. For garbage collection only, never for correctness."""
+
+    prefix: str
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Idempotent: deleting what is not there succeeds."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class Describe:
+    """Digest this writer's staged slices. Result: ``tuple[SliceInfo, ...]``, sorted by key."""
+
+
+@dataclass(frozen=True)
+class WriteShard:
+    """Write these staged slices as one durable object. Result: ``WrittenShard``."""
+
+    key: str
+    slices: tuple[SliceKey, ...]
+
+
+@dataclass(frozen=True)
+class WrittenShard:
+    object: ObjectInfo
+    begins: tuple[int, ...]  # byte offset of each slice, in the order asked for
+
+
+@dataclass(frozen=True)
+class Now:
+    """Result: monotonic seconds (``float``)."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Let time pass before the next poll."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class NewId:
+    """Result: a fresh 32-digit hex identity."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A named crash point was reached; tests and the simulator may kill here."""
+
+    point: CrashPoint
+
+
+Effect = Union[
+    Get, PutIfAbsent, SyncTail, Size, ListKeys, Delete, Describe, WriteShard, Now, Wait, NewId, Reached
+]
+Program = Generator[Effect, Any, T]
+
+__all__ = [
+    "Delete", "Describe", "Effect", "Get", "ListKeys", "NewId", "Now", "Program", "PutIfAbsent",
+    "Reached", "Size", "SliceInfo", "SyncTail", "Wait", "WriteShard", "WrittenShard",
+]

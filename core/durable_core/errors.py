@@ -1,0 +1,184 @@
+"""L0. Exceptions, arranged by what the handler does about them.
+
+Catch a branch, not a leaf: every branch has one sensible reaction, and each carries the exit
+code that ``durable`` and the adapters end with.
+
+===================  =====================================================  =========
+branch               what the handler does                                  exit code
+===================  =====================================================  =========
+``UsageError``       mend the call, the setting or the state; nothing lost   2
+``NotFoundError``    point at the right place                                3
+``FencedError``      stop: another process owns the run                      4 (76)
+``CorruptError``     step to another copy or an older checkpoint             5
+``TierError``        retry; training goes on                                 1
+``RestoreError``     a person decides: nothing usable is left                5
+===================  =====================================================  =========
+"""
+
+from __future__ import annotations
+
+
+class DurableError(Exception):
+    """Base of everything raised on purpose. ``hint`` says the way out."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message if not hint else f"{message} ({hint})")
+        self.message = message
+        self.hint = hint
+
+
+# --- mend the call -------------------------------------------------------------------------
+
+
+class UsageError(DurableError):
+    """The call, a setting or a state object is at fault; nothing was changed."""
+
+    exit_code = 2
+
+
+class UnsupportedError(UsageError):
+    """What was asked for cannot be made exact here, so it is refused."""
+
+
+class CodecError(UsageError):
+    """A value cannot be stored. ``path`` names it inside the state."""
+
+    def __init__(self, path: str, message: str, *, hint: str = "") -> None:
+        super().__init__(f"{path or '<root>'}: {message}", hint=hint)
+        self.path = path
+
+
+class SpecMismatchError(UsageError):
+    """The spec differs from the run's; ``fields`` lists what differs."""
+
+    def __init__(self, message: str, *, fields: tuple[str, ...] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.fields = fields
+
+
+class PromiseError(UsageError):
+    """The promise asked for cannot be kept on this restart."""
+
+
+# --- point elsewhere -----------------------------------------------------------------------
+
+
+class NotFoundError(DurableError):
+    exit_code = 3
+
+
+class ObjectNotFoundError(NotFoundError):
+    """A key does not exist in a tier."""
+
+    def __init__(self, key: str, where: str = "") -> None:
+        super().__init__(f"no object {key!r}" + (f" in {where}" if where else ""))
+        self.key = key
+
+
+class RunNotFoundError(NotFoundError):
+    """No journal at this root."""
+
+
+class CheckpointNotFoundError(NotFoundError):
+    """The run has no such checkpoint."""
+
+
+# --- stop ----------------------------------------------------------------------------------
+
+
+class FencedError(DurableError):
+    """This process may not write to the run any more. Never upgrade the token: stop."""
+
+    exit_code = 4
+
+
+class Fenced(FencedError):
+    """A newer generation owns the run."""
+
+
+class Superseded(FencedError):
+    """Another launch has taken the run over since this launch last owned it."""
+
+
+class RunBusy(FencedError):
+    """A live owner holds the run, and no explicit takeover was asked for."""
+
+
+class RunEnded(FencedError):
+    """The run is terminal (succeeded, failed or cancelled)."""
+
+
+# --- use another copy ----------------------------------------------------------------------
+
+
+class CorruptError(DurableError):
+    """Bytes do not say what they should. ``key`` names the object."""
+
+    exit_code = 5
+
+    def __init__(self, key: str, reason: str, *, hint: str = "") -> None:
+        super().__init__(f"{key}: {reason}", hint=hint)
+        self.key = key
+        self.reason = reason
+
+
+class FormatError(CorruptError):
+    """A document is malformed: truncated, wrong types, illegal values."""
+
+
+class UnknownVersionError(FormatError):
+    """Written by a version this code does not know."""
+
+
+class DigestMismatchError(CorruptError):
+    """Bytes differ from the digest recorded for them."""
+
+
+class CoverageError(CorruptError):
+    """Some tensor is not covered exactly once."""
+
+
+class JournalBrokenError(CorruptError):
+    """The hash chain of the journal does not hold."""
+
+
+# --- retry ---------------------------------------------------------------------------------
+
+
+class TierError(DurableError):
+    """A tier could not do an operation; it was *not* applied unless ``InDoubt``."""
+
+    exit_code = 1
+
+
+class TierUnavailable(TierError):
+    """Transient or unexplained I/O failure (EIO, timeout, 5xx)."""
+
+
+class TierFull(TierError):
+    """No space or quota left."""
+
+
+class TierDenied(TierError):
+    """Read-only, permission denied, bad credentials."""
+
+
+class InDoubt(TierError):
+    """The operation may or may not have been applied. Neither success nor failure."""
+
+
+class CommitAborted(DurableError):
+    """A save was given up (missing receipts, deadline, failed check); training goes on."""
+
+
+# --- a person decides ----------------------------------------------------------------------
+
+
+class RestoreError(DurableError):
+    exit_code = 5
+
+
+class NoUsableCheckpoint(RestoreError):
+    """Every candidate failed verification; a partly restored model is never trained on."""

@@ -1,0 +1,62 @@
+"""L3. What a tier is: a place where immutable objects live. It knows keys and bytes, not commits.
+
+``put_if_absent`` has no default implementation on purpose: each backend must have a primitive of
+its own that is atomic and durable, and ``probe()`` proves it by experiment before it is used.
+A new tier is done when ``durable_core.testing.tier_contract.TierContract`` passes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Union
+
+Buffer = Union[bytes, bytearray, memoryview]
+
+
+class Tier(ABC):
+    """Errors raised by every method: ``TierUnavailable``, ``TierFull``, ``TierDenied`` (definitely
+    not applied), ``InDoubt`` (unknown, writes only), ``ObjectNotFoundError`` (reads only)."""
+
+    #: a URL or path for people and error messages; holds no secret
+    location: str
+
+    @abstractmethod
+    def get(self, key: str, *, limit: int = 64 * 1024 * 1024) -> bytes:
+        """A whole small object; larger than ``limit`` bytes is a ``FormatError``, unread."""
+
+    @abstractmethod
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        """Fill ``out`` from byte ``offset``; a short object is a ``FormatError`` naming the key."""
+
+    @abstractmethod
+    def size(self, key: str) -> int:
+        """Bytes of the object."""
+
+    @abstractmethod
+    def put_if_absent(self, key: str, data: Buffer) -> bool:
+        """Create atomically and durably. ``True`` created; ``False`` something is already there."""
+
+    @abstractmethod
+    def put(self, key: str, data: Buffer) -> None:
+        """Create or replace atomically, readers see old or new. Hints and heartbeats only."""
+
+    @abstractmethod
+    def write_object(self, key: str, parts: Iterable[Buffer]) -> int:
+        """Write a large object from parts, in order; visible only when whole and durable. Bytes."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Idempotent."""
+
+    @abstractmethod
+    def list(self, prefix: str) -> Iterator[str]:
+        """Keys under ``prefix`` in no particular order. Garbage collection and people only."""
+
+    @abstractmethod
+    def sync_tail(self, prefix: str) -> None:
+        """Make what is visible under ``prefix`` durable (POSIX: fsync its directory)."""
+
+    @abstractmethod
+    def probe(self) -> None:
+        """Prove the primitives by experiment; ``UnsupportedError`` when one does not hold."""
