@@ -1,0 +1,1 @@
+"""L4. The one place that performs effects: on tiers, staged buffers and the clock."""

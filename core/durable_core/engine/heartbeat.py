@@ -1,0 +1,115 @@
+"""L4. The owner's heartbeat: a hint that a run is live. Advisory; fencing is what protects.
+
+It also carries the last metric rows, the reference against which the next generation compares the
+steps it replays (VERIF-01).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from durable_core.clock import Clock
+from durable_core.errors import CorruptError, ObjectNotFoundError, TierError
+from durable_core.format import canonical, layout
+from durable_core.tier.base import Tier
+
+INTERVAL_S = 5.0
+
+
+@dataclass(frozen=True)
+class Owner:
+    launch_id: str
+    generation: int
+    host: str
+    boot: str
+    pid: int
+    started: int  # clock ticks since boot: tells a reused pid from the same process
+    time: float
+    rows: list[dict[str, Any]]
+
+    def alive(self, now: float) -> tuple[bool, str]:
+        """Whether the owner still lives as far as can be told from here, and why."""
+        if (self.host, self.boot) == (socket.gethostname(), boot_id()):
+            if process_start(self.pid) == self.started:
+                return True, f"process {self.pid} on this host owns the run"
+            return False, f"process {self.pid} on this host is gone"
+        age = now - self.time
+        if age < 3 * INTERVAL_S:
+            return True, f"{self.host} wrote a heartbeat {age:.0f} s ago"
+        return False, f"last heartbeat {age:.0f} s ago"
+
+
+def boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def process_start(pid: int) -> int | None:
+    """Start time of a live process in clock ticks (field 22 of /proc/PID/stat); None if gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def read(tier: Tier) -> Owner | None:
+    """The last heartbeat, or None when there is none that can be read: it is only a hint."""
+    try:
+        doc = canonical.loads(tier.get(layout.OWNER_HINT), key=layout.OWNER_HINT)
+        return Owner(**doc)
+    except (ObjectNotFoundError, CorruptError, TypeError):
+        return None
+
+
+class Heartbeat:
+    """Writes the hint every few seconds from a daemon thread until stopped."""
+
+    def __init__(
+        self, tier: Tier, clock: Clock, launch_id: str, generation: int, rows: Callable[[], list[dict[str, Any]]]
+    ) -> None:
+        self._tier, self._clock = tier, clock
+        self._launch_id, self._generation, self._rows = launch_id, generation, rows
+        self._stop = threading.Event()
+        self.missed = 0
+        self._thread = threading.Thread(target=self._loop, name="durable-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self.beat()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread and removes the hint, so that the next start need not ask."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=INTERVAL_S)
+        owner = read(self._tier)
+        if owner is not None and (owner.launch_id, owner.generation) == (self._launch_id, self._generation):
+            try:
+                self._tier.delete(layout.OWNER_HINT)
+            except TierError:
+                self.missed += 1
+
+    def beat(self) -> None:
+        pid = os.getpid()
+        owner = Owner(
+            self._launch_id, self._generation, socket.gethostname(), boot_id(), pid,
+            process_start(pid) or 0, self._clock.now(), self._rows(),
+        )  # fmt: skip
+        try:
+            self._tier.put(layout.OWNER_HINT, canonical.dumps(vars(owner)))
+        except TierError:
+            self.missed += 1  # storage trouble is reported by the saves themselves
+
+    def _loop(self) -> None:
+        while not self._stop.wait(INTERVAL_S):
+            self.beat()

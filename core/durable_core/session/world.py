@@ -1,0 +1,122 @@
+"""L5. Who takes part in a run, and how they agree. Used on the training thread only.
+
+Commit coordination never goes through here: a dead peer must not hang a background write. What
+does (opening, restoring, agreeing on a save at a boundary) happens where a dead peer ends the
+process group anyway.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from durable_core import errors
+from durable_core.errors import DurableError
+
+T = TypeVar("T")
+
+
+def role_name(replica: int) -> str:
+    """The logical name of data-parallel replica ``replica``; keys carry it, never a rank."""
+    return f"dp{replica}"
+
+
+@dataclass(frozen=True)
+class World:
+    """``role`` is this writer, ``roles`` all of them in order; the first one coordinates.
+
+    ``broadcast(value)`` returns the coordinator's value on every member, ``all_gather(value)`` the
+    values of all members in the order of ``roles``. Values are JSON.
+    """
+
+    role: str
+    roles: tuple[str, ...]
+    broadcast: Callable[[Any], Any]
+    all_gather: Callable[[Any], list[Any]]
+
+    @property
+    def coordinator(self) -> bool:
+        return self.role == self.roles[0]
+
+    @classmethod
+    def solo(cls) -> World:
+        return cls("dp0", ("dp0",), lambda value: value, lambda value: [value])
+
+    @classmethod
+    def torch_distributed(cls) -> World:
+        """Every rank of the default process group is one data-parallel replica.
+
+        Without an initialised group, or with one member, this is ``solo()``.
+        """
+        import torch.distributed as dist
+
+        if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+            return cls.solo()
+        size, rank = dist.get_world_size(), dist.get_rank()
+
+        def broadcast(value: Any) -> Any:
+            box = [json.dumps(value) if rank == 0 else None]
+            dist.broadcast_object_list(box, src=0)
+            return json.loads(box[0] or "null")
+
+        def all_gather(value: Any) -> list[Any]:
+            box: list[Any] = [None] * size
+            dist.all_gather_object(box, json.dumps(value))
+            return [json.loads(item) for item in box]
+
+        roles = tuple(role_name(i) for i in range(size))
+        return cls(roles[rank], roles, broadcast, all_gather)
+
+    def all(self, flag: bool) -> bool:
+        """True when every member says so."""
+        return flag if len(self.roles) == 1 else all(self.all_gather(flag))
+
+    def decide(self, decision: Callable[[], Any]) -> Any:
+        """Run ``decision`` on the coordinator; every member gets its JSON value, or its error."""
+        if len(self.roles) == 1:
+            return decision()
+        answer: dict[str, Any] = {}
+        failure: DurableError | None = None
+        if self.coordinator:
+            try:
+                answer = {"value": decision()}
+            except DurableError as error:
+                failure = error
+                answer = {"error": type(error).__name__, "message": str(error)}
+        answer = self.broadcast(answer)
+        if failure is not None:
+            raise failure
+        if "error" in answer:
+            raise remote_error(answer["error"], answer["message"])
+        return answer["value"]
+
+    def together(self, action: Callable[[], T]) -> T:
+        """Run ``action`` on every member; when any fails, all fail, each with a typed error."""
+        value: T | None = None
+        failure: DurableError | None = None
+        report: dict[str, Any] = {}
+        try:
+            value = action()
+        except DurableError as error:
+            failure = error
+            report = {"error": type(error).__name__, "message": str(error), "key": getattr(error, "key", "")}
+        if len(self.roles) > 1:
+            for role, other in zip(self.roles, self.all_gather(report), strict=True):
+                if failure is None and other:
+                    failure = remote_error(other["error"], f"{role}: {other['message']}", other["key"])
+        if failure is not None:
+            raise failure
+        return value  # type: ignore[return-value]  # set whenever nothing failed
+
+
+def remote_error(name: str, message: str, key: str = "") -> DurableError:
+    """The error another member met, rebuilt so that the handler's branch is the same."""
+    kind = getattr(errors, name, DurableError)
+    error: DurableError = kind.__new__(kind)
+    Exception.__init__(error, message)
+    error.message, error.hint = message, ""
+    if isinstance(error, errors.CorruptError):
+        error.key, error.reason = key, message
+    return error
