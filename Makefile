@@ -1,0 +1,60 @@
+# On a fresh machine with python3.11, pip and make, `make demo` or `make test` alone sets up and runs.
+# Set-up happens once: the stamp is remade when the requirements change.
+
+PYTHON ?= python3.11
+VENV   ?= .venv
+# `make test JOBS=1`, `make test TESTS=tests/data`, `make torture KILLS=500`, `make bench BENCH="--size-mib 64"`
+JOBS   ?= 2
+TESTS  ?= tests
+KILLS  ?= 200
+BENCH  ?=
+DEMO   ?=
+
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+TORCH   := $(shell sed -n 's/^torch==//p' constraints.txt)
+# One thread per process: the same float sums on every machine, and two test processes on two cores.
+THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench torture simulate wheel-check clean clean-venv
+
+help:
+	@echo "make demo         train uninterrupted, with SIGKILLs, and over damage; compare the weights"
+	@echo "make test         the whole suite        make check        ruff, mypy --strict, layers"
+	@echo "make torture      hundreds of SIGKILLs   make simulate     20,000 seeds of the simulator"
+	@echo "make bench        what saving costs      make wheel-check  build, install and import the wheel"
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet torch==$(TORCH)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[lightning,accelerate,s3,test,dev]'
+	touch $@
+
+setup: $(STAMP)
+
+demo: $(STAMP)
+	$(THREADS) $(BIN)/python tools/demo.py $(DEMO)
+
+test: $(STAMP)
+	$(THREADS) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_layers.py
+
+bench: $(STAMP)
+	$(THREADS) $(BIN)/python tests/bench/bench.py $(BENCH)
+
+torture: $(STAMP)
+	$(THREADS) $(BIN)/python -m tests.torture --kills $(KILLS)
+
+wheel-check: $(STAMP)
+	bash tools/wheel_check.sh $(VENV)
+
+clean:
+	rm -rf build dist .cache .demo runs lightning_logs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+clean-venv: clean
+	rm -rf $(VENV)
