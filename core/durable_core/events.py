@@ -1,0 +1,160 @@
+"""L1. Facts about a run, as they happened. Listeners (callback log, metrics, alarms) get these values.
+
+A fact is never a journal record and never decides anything: it reports (COMMIT-16: no save fails in
+silence). Times are wall-clock seconds since the epoch, given by the caller; durations are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
+
+from durable_core.types import Promise
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of every fact. ``time``: wall clock, for people."""
+
+    time: float
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"event": <class name>, ...fields}``: plain JSON."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {"event": type(self).__name__, **{name: _plain(value) for name, value in values.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    return list(value) if isinstance(value, tuple) else value
+
+
+# --- saving --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SaveStarted(Event):
+    """Staged at a boundary. ``stall``: seconds the training thread was held up."""
+
+    step: int
+    stall: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class SaveCommitted(Event):
+    """Durable. ``bytes_written`` leaves out what was reused; ``seconds`` from staging to the commit."""
+
+    c: int
+    step: int
+    nbytes: int
+    bytes_written: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SaveFailed(Event):
+    """Given up; training goes on and the checkpoint before is intact. ``error``: class and message."""
+
+    step: int
+    error: str
+    committed_step: int | None
+
+
+@dataclass(frozen=True)
+class SaveSkipped(Event):
+    """The backlog was full and the declared policy skips; ``skipped`` counts them since the start."""
+
+    step: int
+    reason: str
+    skipped: int
+
+
+@dataclass(frozen=True)
+class RpoBreached(Event):
+    """The newest commit is older than the declared goal. ``action``: continue, pause or abort."""
+
+    step: int
+    committed_step: int | None
+    rpo_steps: int
+    action: str
+
+
+# --- restoring -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RestoreDone(Event):
+    """Every writer has verified the same checkpoint. ``generation`` is the one that starts with it."""
+
+    c: int
+    step: int
+    generation: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SteppedDown(Event):
+    """Checkpoint ``c`` failed verification; ``to`` is the next candidate (``None``: there is none)."""
+
+    c: int
+    to: int | None
+    key: str
+    reason: str
+
+
+# --- standing ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GenerationStarted(Event):
+    """This process group owns the run. ``reason`` says why this restore point was chosen."""
+
+    generation: int
+    restore_point: int | None
+    members: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class WasFenced(Event):
+    """A newer owner exists: this writer has stopped. ``found`` is the generation now in the journal."""
+
+    generation: int
+    found: int
+    error: str
+
+
+@dataclass(frozen=True)
+class PromiseLowered(Event):
+    was: Promise
+    now: Promise
+    reason: str
+
+
+@dataclass(frozen=True)
+class SpecWarned(Event):
+    """The script differs from the run's spec in ways the journal decides; one sentence each."""
+
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Draining(Event):
+    """A planned stop was agreed for this step."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunSucceeded(Event):
+    c: int | None
+    step: int
+
+
+Listener = Callable[[Event], None]

@@ -1,0 +1,123 @@
+"""L1. What a restart may change: one table of rules, one pure decision that gives its reasons."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from durable_core.errors import SpecMismatchError
+from durable_core.spec.canonical import flatten
+from durable_core.spec.model import RunSpec
+from durable_core.types import Promise
+
+
+class Rule(str, enum.Enum):
+    """What a difference in a field means when a run is resumed."""
+
+    IDENTITY = "is the run: a difference needs a fork"
+    NUMERIC = "changes the numbers, not the order: a difference needs a fork while the promise is bitwise"
+    PROMISE = "may be asked for weaker, never stronger"
+    EXTENDS = "may grow: journaled as an extension; a smaller one needs a fork"
+    JOURNAL = "the journal's value wins; another one in the script is only warned about"
+    FREE = "may change at any restart"
+
+
+#: the longest matching prefix decides; a field without a rule is identity
+FIELD_RULES: Mapping[str, Rule] = {
+    "v": Rule.FREE,
+    "run_key": Rule.IDENTITY,
+    "promise": Rule.PROMISE,
+    "seed": Rule.JOURNAL,
+    "model": Rule.IDENTITY,
+    "optimizer": Rule.IDENTITY,
+    "data": Rule.IDENTITY,
+    "data.num_workers": Rule.FREE,
+    "precision": Rule.IDENTITY,
+    "roles": Rule.NUMERIC,
+    "accumulation": Rule.NUMERIC,
+    "target": Rule.EXTENDS,
+    "checkpoint": Rule.FREE,
+    "cancel_authority": Rule.JOURNAL,
+    "algorithms": Rule.IDENTITY,
+    "provenance": Rule.FREE,
+    "accept_distribution": Rule.FREE,
+    "reason": Rule.FREE,
+    "parent_spec": Rule.JOURNAL,
+}
+
+
+def rule_of(name: str) -> Rule:
+    """The rule for a dotted field name."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        rule = FIELD_RULES.get(".".join(parts[:length]))
+        if rule is not None:
+            return rule
+    return Rule.IDENTITY
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Dotted field names by what is to be done about them; ``reasons`` has a sentence for each."""
+
+    refused: tuple[str, ...]
+    extended: tuple[str, ...]
+    warned: tuple[str, ...]
+    lowered: Promise | None
+    free: tuple[str, ...]
+    reasons: Mapping[str, str]
+
+    @property
+    def same_run(self) -> bool:
+        return not self.refused
+
+
+def compare(run: RunSpec, script: RunSpec) -> Comparison:
+    """What it means that a script now derives ``script`` for a run that was created as ``run``. Pure."""
+    groups: dict[str, list[str]] = {"refused": [], "extended": [], "warned": [], "free": []}
+    reasons: dict[str, str] = {}
+    was, now = flatten(run.to_json()), flatten(script.to_json())
+    weaker = min(run.promise, script.promise, key=lambda promise: promise.strength)
+    for name in run.diff(script):
+        rule = rule_of(name)
+        group = _group(rule, name, was.get(name), now.get(name), weaker)
+        groups[group].append(name)
+        reasons[name] = f"{name}: {was.get(name)!r} -> {now.get(name)!r} ({rule.value})"
+    return Comparison(
+        refused=tuple(groups["refused"]),
+        extended=tuple(groups["extended"]),
+        warned=tuple(groups["warned"]),
+        lowered=weaker if weaker is not run.promise else None,
+        free=tuple(groups["free"]),
+        reasons=reasons,
+    )
+
+
+def _group(rule: Rule, name: str, was: Any, now: Any, promise: Promise) -> str:
+    if rule is Rule.FREE:
+        return "free"
+    if rule is Rule.JOURNAL:
+        return "warned"
+    if rule is Rule.NUMERIC:
+        return "refused" if promise is Promise.BITWISE else "free"
+    if rule is Rule.PROMISE:
+        return "free" if Promise(was).implies(Promise(now)) else "refused"
+    if rule is Rule.EXTENDS:
+        grows = now is None or (was is not None and now > was)
+        return "extended" if grows else "refused"
+    return "refused"
+
+
+def check_resume(run: RunSpec, script: RunSpec) -> Comparison:
+    """``compare``, or ``SpecMismatchError`` listing every field that makes it another run."""
+    comparison = compare(run, script)
+    if not comparison.same_run:
+        listed = "; ".join(comparison.reasons[name] for name in comparison.refused)
+        raise SpecMismatchError(
+            f"the script no longer describes this run: {listed}",
+            fields=comparison.refused,
+            hint='put it back, use another root, or fork on purpose with resume="fork"',
+        )
+    return comparison
