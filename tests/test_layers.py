@@ -41,8 +41,6 @@ LAYERS = {
     "lightning_durable": 7,
     "accelerate_durable": 7,
 }
-#: private halves of a module that was split for length.
-PART_OF = {"durable_core._spec_json": "durable_core.spec"}
 FREE_AMONG_THEMSELVES = 6  # `cli`, `testing` and the face may use all below and one another
 
 ANYWHERE = ("",)
@@ -127,7 +125,6 @@ def within(name: str, prefix: str) -> bool:
 
 def package_of(name: str) -> str | None:
     """The longest row of ``LAYERS`` that ``name`` falls under."""
-    name = PART_OF.get(name, name)
     rows = [row for row in LAYERS if within(name, row)]
     return max(rows, key=len, default=None)
 
