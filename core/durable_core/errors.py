@@ -58,6 +58,10 @@ class SpecMismatchError(UsageError):
         self.fields = fields
 
 
+class OrderError(UsageError):
+    """Batches were delivered or acknowledged out of order: a gap or a repeat."""
+
+
 class PromiseError(UsageError):
     """The promise asked for cannot be kept on this restart."""
 
@@ -171,6 +175,14 @@ class InDoubt(TierError):
 
 class CommitAborted(DurableError):
     """A save was given up (missing receipts, deadline, failed check); training goes on."""
+
+
+class LostSlot(DurableError):
+    """Another record took the journal slot a decision was made for: look again and decide anew."""
+
+
+class RecordRefused(DurableError):
+    """The record would be void: the run's state is not as it needs. Nothing was written."""
 
 
 # --- a person decides ----------------------------------------------------------------------

@@ -1,0 +1,231 @@
+"""L3. The ledger of acknowledged batches: the truth about what was trained on.
+
+Frameworks fetch ahead, so a loader's own position proves nothing. A batch handed over joins a queue
+with the ids that came out of the dataset; only when the trainer acknowledges it (its step is
+committed) does a row appear and the cursor advance.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import FormatError, OrderError, UsageError
+from .cursor import Cursor
+from .order import Ids
+
+MAX_FORGOTTEN = 1 << 16  # batches remembered for a caller that never acknowledges any
+
+
+@dataclass(frozen=True)
+class Tag:
+    """What travels beside a batch: its place, the ids fetched for it, and what is needed to go on after it.
+
+    ``samples`` counts over all replicas; ``last`` says the epoch ends with it; ``state`` is the
+    source's own state after it, for sources that have one.
+    """
+
+    epoch: int
+    batch: int
+    ids: Ids
+    samples: int
+    last: bool = False
+    state: Any = None
+
+
+@dataclass(frozen=True)
+class LedgerRow:
+    """One batch as consumed by ``step``: ``ids`` is int64, shape (samples on this replica,).
+
+    ``no_update``: the step's update was skipped (scaler overflow) though its data counts as used.
+    ``abandoned``: not a batch but a declaration that the trainer left ``epoch`` before ``batch``.
+    """
+
+    step: int
+    epoch: int
+    batch: int
+    ids: Ids
+    no_update: bool = False
+    abandoned: bool = False
+
+
+class Ledger:
+    """Queue of batches handed over, rows of batches acknowledged, and the cursor between the two."""
+
+    def __init__(self, cursor: Cursor, state: Any = None) -> None:
+        self._cursor = cursor
+        self._state = state
+        self._handed = self._due = self._floor = (cursor.epoch, cursor.batch)
+        self._outstanding: deque[Tag] = deque()
+        self._rows: list[LedgerRow] = []
+        self._abandoned: tuple[int, int] | None = None
+        self._leaving = False
+        self._acknowledged = 0
+        self._forgotten = 0
+
+    @property
+    def cursor(self) -> Cursor:
+        """The position a restart would go on from: after everything acknowledged."""
+        epoch, batch = max(self._due, self._floor)
+        return dataclasses.replace(self._cursor, epoch=epoch, batch=batch)
+
+    @property
+    def state(self) -> Any:
+        """The source's own state at ``cursor``; None at the beginning of an epoch."""
+        return self._state if self._due >= self._floor else None
+
+    @property
+    def outstanding(self) -> int:
+        """Batches handed over and not yet acknowledged."""
+        return len(self._outstanding)
+
+    @property
+    def acknowledged(self) -> int:
+        """Batches acknowledged since this ledger was made."""
+        return self._acknowledged
+
+    def restart(self) -> None:
+        """The pass begins again at the cursor; what it handed over before is forgotten."""
+        self._outstanding.clear()
+        self._handed = self._due = max(self._due, self._floor)
+
+    def leave(self, epoch: int) -> None:
+        """A new pass begins at ``epoch``; the one before was left early.
+
+        Its unacknowledged batches stay acknowledgeable until the new pass hands one over.
+        """
+        self._floor = self._handed = (epoch, 0)
+        self._leaving = True
+
+    def follow(self, epoch: int) -> None:
+        """A new pass begins at ``epoch``; the one before ran to its end."""
+        self._handed = (epoch, 0)
+
+    def end_pass(self) -> None:
+        """The source has no more batches: the newest batch was the last of its epoch."""
+        epoch, batch = self._handed
+        if self._outstanding and self._outstanding[-1].epoch == epoch:
+            self._outstanding[-1] = dataclasses.replace(self._outstanding[-1], last=True)
+        elif self._due == (epoch, batch):
+            self._due, self._state = (epoch + 1, 0), None
+
+    def hand_over(self, tag: Tag) -> None:
+        """Queue a batch. Raises ``OrderError`` if it is not the next one."""
+        if (tag.epoch, tag.batch) != self._handed:
+            raise OrderError(
+                f"the loader delivered epoch {tag.epoch} batch {tag.batch} where epoch {self._handed[0]} "
+                f"batch {self._handed[1]} was due: a batch was lost or repeated",
+                hint="restart from the last checkpoint; a fetch that raised cannot be skipped over",
+            )
+        self._settle_departure()
+        if not self._acknowledged and len(self._outstanding) >= MAX_FORGOTTEN:
+            self._outstanding.popleft()
+            self._forgotten += 1
+        self._outstanding.append(tag)
+        self._handed = _after(tag)
+
+    def acknowledge(self, n: int, step: int, no_update: bool) -> None:
+        """The oldest ``n`` batches handed over were consumed by ``step``. All or none are recorded.
+
+        Raises ``OrderError`` for more than were handed over, or out of order.
+        """
+        if n < 1 or step < 0:
+            raise UsageError(f"acknowledge needs n >= 1 and step >= 0, not n={n}, step={step}")
+        if self._forgotten:
+            raise OrderError(
+                f"the first {self._forgotten} batches were handed over and never acknowledged",
+                hint=f"acknowledge at least every {MAX_FORGOTTEN} batches",
+            )
+        if n > len(self._outstanding):
+            raise OrderError(
+                f"{n} batches acknowledged at step {step}, but only {len(self._outstanding)} were handed over",
+                hint="acknowledge each batch once, and before the epoch is left",
+            )
+        for _ in range(n):
+            self._acknowledge_oldest(step, no_update)
+
+    def _acknowledge_oldest(self, step: int, no_update: bool) -> None:
+        tag = self._outstanding[0]
+        if (tag.epoch, tag.batch) != self._due:
+            raise OrderError(
+                f"epoch {tag.epoch} batch {tag.batch} acknowledged where epoch {self._due[0]} "
+                f"batch {self._due[1]} was due"
+            )
+        self._outstanding.popleft()
+        if self._abandoned is not None:
+            epoch, batch = self._abandoned
+            self._rows.append(LedgerRow(step, epoch, batch, np.empty(0, np.int64), abandoned=True))
+            self._abandoned = None
+        self._rows.append(LedgerRow(step, tag.epoch, tag.batch, tag.ids, no_update))
+        self._due = _after(tag)
+        self._state = None if tag.last else tag.state
+        self._acknowledged += 1
+        consumed = self._cursor.consumed_samples + tag.samples
+        self._cursor = dataclasses.replace(self._cursor, consumed_samples=consumed)
+
+    def _settle_departure(self) -> None:
+        if self._leaving:
+            self._leaving = False
+            self._outstanding.clear()
+            if self._due < self._floor:
+                self._abandoned, self._due, self._state = self._due, self._floor, None
+
+    # --- rows ---------------------------------------------------------------------------------
+
+    def rows_since(self, step: int) -> tuple[LedgerRow, ...]:
+        """Rows of steps after ``step``, oldest first; nothing is removed."""
+        return tuple(row for row in self._rows if row.step > step)
+
+    def forget_rows(self, through_step: int) -> None:
+        """Drop rows of steps up to ``through_step``, once a commit has made them durable."""
+        self._rows = [row for row in self._rows if row.step > through_step]
+
+    def drain_rows(self) -> tuple[LedgerRow, ...]:
+        """All rows, oldest first, which are then forgotten here."""
+        rows, self._rows = tuple(self._rows), []
+        return rows
+
+
+def _after(tag: Tag) -> tuple[int, int]:
+    return (tag.epoch + 1, 0) if tag.last else (tag.epoch, tag.batch + 1)
+
+
+# --- arrays for a ledger segment ------------------------------------------------------------
+
+_COLUMNS = ("step", "epoch", "batch", "count", "flags", "ids")
+
+
+def pack_rows(rows: Iterable[LedgerRow]) -> dict[str, npt.NDArray[Any]]:
+    """Rows as int64 columns: ``step, epoch, batch, count, flags`` of shape (rows,), ``ids`` of all
+    rows end to end; flags are 1 for ``no_update``, 2 for ``abandoned``."""
+    items = tuple(rows)
+    head = [(r.step, r.epoch, r.batch, len(r.ids), r.no_update + 2 * r.abandoned) for r in items]
+    table = np.array(head, dtype=np.int64).reshape(len(items), 5)
+    columns = {name: np.ascontiguousarray(table[:, index]) for index, name in enumerate(_COLUMNS[:5])}
+    columns["ids"] = np.concatenate([np.empty(0, np.int64), *(row.ids for row in items)])
+    return columns
+
+
+def unpack_rows(columns: Mapping[str, npt.NDArray[Any]], *, key: str = "ledger") -> tuple[LedgerRow, ...]:
+    """The rows that ``pack_rows`` packed. Raises ``FormatError`` naming ``key`` for anything else."""
+    if set(columns) != set(_COLUMNS):
+        raise FormatError(key, f"columns {sorted(columns)}, expected {sorted(_COLUMNS)}")
+    if any(column.dtype != np.int64 or column.ndim != 1 for column in columns.values()):
+        raise FormatError(key, "a column is not a vector of int64")
+    counts = columns["count"]
+    if len({len(columns[name]) for name in _COLUMNS[:5]}) != 1 or (counts < 0).any():
+        raise FormatError(key, "columns of unequal length or a negative count")
+    ends = np.cumsum(counts)
+    if (int(ends[-1]) if len(ends) else 0) != len(columns["ids"]) or (columns["flags"] & ~3).any():
+        raise FormatError(key, "counts do not add up to the ids, or an unknown flag")
+    heads = zip(*(columns[name].tolist() for name in _COLUMNS[:5]), ends.tolist(), strict=True)
+    return tuple(
+        LedgerRow(step, epoch, batch, columns["ids"][end - count : end], bool(flags & 1), bool(flags & 2))
+        for step, epoch, batch, count, flags, end in heads
+    )
