@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, TypeVar, Union
+from typing import Any, TypeVar
 
 from durable_core.types import CrashPoint, ObjectInfo, SliceInfo, SliceKey
 
@@ -83,6 +83,11 @@ class Now:
 
 
 @dataclass(frozen=True)
+class WallTime:
+    """Result: wall-clock seconds since the epoch (``float``). For people, never for correctness."""
+
+
+@dataclass(frozen=True)
 class Wait:
     """Let time pass before the next poll."""
 
@@ -101,12 +106,13 @@ class Reached:
     point: CrashPoint
 
 
-Effect = Union[
-    Get, PutIfAbsent, SyncTail, Size, ListKeys, Delete, Describe, WriteShard, Now, Wait, NewId, Reached
-]
+Effect = (
+    Get | PutIfAbsent | SyncTail | Size | ListKeys | Delete | Describe | WriteShard
+    | Now | WallTime | Wait | NewId | Reached
+)
 Program = Generator[Effect, Any, T]
 
 __all__ = [
     "Delete", "Describe", "Effect", "Get", "ListKeys", "NewId", "Now", "Program", "PutIfAbsent",
-    "Reached", "Size", "SliceInfo", "SyncTail", "Wait", "WriteShard", "WrittenShard",
+    "Reached", "Size", "SliceInfo", "SyncTail", "Wait", "WallTime", "WriteShard", "WrittenShard",
 ]

@@ -1,0 +1,207 @@
+"""L3. Claims: creating a run, starting a generation, taking the controller's epoch.
+
+A claim rests on a choice made from what the journal says at its tail. If another record takes the
+slot, the choice is made again; a claim is never carried over to a later slot unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from durable_core.commit.effects import Program
+from durable_core.commit.journal import Draft, View, append, replay
+from durable_core.commit.state import CheckpointInfo, RunState
+from durable_core.errors import Fenced, LostSlot, NoUsableCheckpoint, RecordRefused, RunNotFoundError
+from durable_core.format.record import Kind
+from durable_core.types import CheckpointState, Promise, Token
+
+#: Times that a claim chooses anew before it gives up.
+CLAIM_ROUNDS = 16
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The restore point chosen, and why. ``c`` is ``None`` only while nothing is committed."""
+
+    c: int | None
+    reason: str
+
+
+Chooser = Callable[[RunState], Choice]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A generation of our own. ``token`` is the right to write; it is never renewed."""
+
+    view: View
+    token: Token
+    restore_point: CheckpointInfo | None
+    choice: Choice
+
+
+def choose_restore_point(state: RunState, *, exclude: Collection[int] = ()) -> Choice:
+    """The newest checkpoint on the head's lineage that is neither corrupt, retired nor excluded.
+
+    Raises ``NoUsableCheckpoint`` when there are commits and none qualifies: a run with history never
+    starts over by itself.
+    """
+    fork = state.pending_fork
+    if fork is not None and fork.external is not None:
+        return Choice(None, f"forked from {fork.external}")
+    if state.commits == 0:
+        return Choice(None, "nothing has been committed yet")
+    c = fork.origin if fork is not None else state.head
+    passed: list[str] = []
+    while c is not None:
+        info = state.checkpoints[c]
+        if info.usable and c not in exclude:
+            why = f"newest usable checkpoint of the lineage: c{c} at step {info.step}"
+            return Choice(c, why + (f" (passed over: {', '.join(passed)})" if passed else ""))
+        passed.append(f"c{c} {'excluded' if info.usable else info.state.value}")
+        c = info.parent
+    raise NoUsableCheckpoint(
+        f"no checkpoint of the lineage can be restored: {', '.join(passed) or 'it is empty'}",
+        hint="name another restore point explicitly, or fork",
+    )
+
+
+def create_run(
+    view: View,
+    *,
+    launch_id: str,
+    run_id: str,
+    spec: Mapping[str, Any],
+    spec_digest: str,
+    seed: int,
+    promise: Promise,
+) -> Program[View]:
+    """Create the run, or return the view of the one that is there already.
+
+    When several processes try at once one wins; compare ``view.state.run_id``. The seed in the
+    journal is the one that counts. Raises the errors of ``append`` but ``LostSlot``.
+    """
+    payload = {
+        "run_id": run_id,
+        "spec": dict(spec),
+        "spec_digest": spec_digest,
+        "seed": seed,
+        "promise": promise.value,
+    }
+    view = yield from replay(view)
+    for _ in range(CLAIM_ROUNDS):
+        if view.state.exists:
+            break
+        try:
+            view = yield from append(view, Draft(Kind.RUN_CREATED, payload, 0, launch_id))
+        except LostSlot:
+            view = yield from replay(view)
+    return view
+
+
+def claim_generation(
+    view: View,
+    *,
+    launch_id: str,
+    members: tuple[str, ...],
+    takeover: bool = False,
+    choose: Chooser = choose_restore_point,
+    topology: Mapping[str, Any] | None = None,
+) -> Program[Claim]:
+    """Start the next generation from the restore point that ``choose`` picks at the tail.
+
+    Raises ``Superseded`` when another launch has taken the run over and ``takeover`` is not set,
+    ``RunEnded``, ``RunNotFoundError``, ``NoUsableCheckpoint`` (from ``choose``), ``LostSlot`` after
+    ``CLAIM_ROUNDS`` lost races, or the tier's errors.
+    """
+    view = yield from replay(view)
+    for _ in range(CLAIM_ROUNDS):
+        state = view.state
+        if not state.exists:
+            raise RunNotFoundError("no run in this journal", hint="create it first")
+        choice = choose(_without_foreign_fork(state, launch_id))
+        info = None if choice.c is None else state.checkpoints[choice.c]
+        payload: dict[str, Any] = {
+            "restore_point": choice.c,
+            "manifest_digest": None if info is None else info.manifest_digest,
+            "members": list(members),
+            "takeover": takeover,
+            "reason": choice.reason,
+        }
+        if topology is not None:
+            payload["topology"] = dict(topology)
+        token = Token(state.generation + 1, launch_id)
+        try:
+            view = yield from append(view, Draft.by(token, Kind.GENERATION_STARTED, payload))
+        except LostSlot:
+            view = yield from replay(view)
+            continue
+        return Claim(view, token, info, choice)
+    raise LostSlot(f"generation {view.state.generation + 1}: lost {CLAIM_ROUNDS} races for it")
+
+
+def _without_foreign_fork(state: RunState, launch_id: str) -> RunState:
+    """A fork reserves the next generation for the launch that forked; for others it does not exist."""
+    fork = state.pending_fork
+    return state if fork is None or fork.launch_id == launch_id else replace(state, pending_fork=None)
+
+
+def claim_controller(view: View, launch_id: str) -> Program[tuple[View, int]]:
+    """Take the next controller epoch; returns it. The one before can maintain the run no more.
+
+    Workers are not disturbed. Raises as ``append``; ``LostSlot`` after ``CLAIM_ROUNDS`` lost races.
+    """
+    view = yield from replay(view)
+    for _ in range(CLAIM_ROUNDS):
+        state = view.state
+        epoch = state.epoch + 1
+        draft = Draft(Kind.CONTROLLER_CLAIMED, {}, state.generation, launch_id, epoch)
+        try:
+            view = yield from append(view, draft)
+        except LostSlot:
+            view = yield from replay(view)
+            continue
+        return view, epoch
+    raise LostSlot(f"controller epoch: lost {CLAIM_ROUNDS} races for it")
+
+
+def maintain(view: View, kind: Kind, payload: Mapping[str, Any], launch_id: str) -> Program[View]:
+    """Append one fact of maintenance, under this launch's epoch, claimed if it has none.
+
+    An epoch serves one decision here, so losing it to another controller means taking the next one
+    for the same fact. Raises as ``append``; ``LostSlot`` after ``CLAIM_ROUNDS`` such losses.
+    """
+    view = yield from replay(view)
+    for _ in range(CLAIM_ROUNDS):
+        if view.state.controller != launch_id:
+            view, _ = yield from claim_controller(view, launch_id)
+        state = view.state
+        draft = Draft(kind, payload, state.generation, launch_id, state.epoch)
+        try:
+            return (yield from append(view, draft))
+        except Fenced:
+            view = yield from replay(view)
+    raise LostSlot(f"{kind.value}: lost the controller's epoch {CLAIM_ROUNDS} times")
+
+
+def mark_corrupt(
+    view: View, c: int, *, launch_id: str, reason: str, objects: tuple[str, ...] = ()
+) -> Program[View]:
+    """Record that checkpoint ``c`` failed verification; ``objects`` are the damaged keys.
+
+    Already marked or retired: nothing is appended. Raises as ``append``.
+    """
+    view = yield from replay(view)
+    info = view.state.checkpoints.get(c)
+    if info is not None and info.state in (CheckpointState.CORRUPT, CheckpointState.RETIRED):
+        return view
+    payload = {"c": c, "reason": reason, "objects": list(objects)}
+    try:
+        return (yield from maintain(view, Kind.CHECKPOINT_CORRUPT, payload, launch_id))
+    except RecordRefused:
+        view = yield from replay(view)
+        if view.state.checkpoints[c].state is not CheckpointState.RETIRED:
+            raise
+        return view
