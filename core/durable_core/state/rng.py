@@ -1,0 +1,208 @@
+"""L3. Random number streams: python, numpy, torch and every device; and generators that have a name.
+
+States are plain trees of numbers and bytes, never pickled tuples. A stream is keyed by what it is
+(``python``, ``numpy``, ``torch``, ``cuda:0``), never by a rank.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from durable_core.errors import PromiseError, UsageError
+
+Tree: TypeAlias = dict[str, Any]
+Generator: TypeAlias = "torch.Generator | random.Random | np.random.Generator | np.random.RandomState"
+
+_WORDS = 625  # the Mersenne twister's 624 words, then its position
+
+
+def capture() -> Tree:
+    """The state of every global stream of this process, devices included: stream name -> state."""
+    streams: Tree = {
+        "python": _python_state(random.getstate()),
+        "numpy": _packed(np.random.get_state(legacy=False)),
+        "torch": _tensor_bytes(torch.get_rng_state()),
+    }
+    for name in _devices():
+        state = torch.mps.get_rng_state() if name == "mps" else torch.cuda.get_rng_state(name)
+        streams[name] = _tensor_bytes(state)
+    return streams
+
+
+def restore(tree: Mapping[str, Any], *, strict: bool = True) -> tuple[str, ...]:
+    """Set every global stream from ``tree`` (see ``capture``); everything is checked before the first is set.
+
+    A stream whose device is not here raises ``PromiseError``; with ``strict=False`` its name is
+    returned instead. ``UsageError`` for a state of the wrong form.
+    """
+    trials, absent = _checked(tree, strict=strict)
+    for name, state in trials.items():
+        if name == "python":
+            random.setstate(state)
+        elif name == "numpy":
+            np.random.set_state(state)
+        elif name == "torch":
+            torch.set_rng_state(state)
+        elif name == "mps":
+            torch.mps.set_rng_state(state)
+        else:
+            torch.cuda.set_rng_state(state, name)
+    return absent
+
+
+class Streams:
+    """The global streams as one state object (``state_dict`` / ``load_state_dict``)."""
+
+    state_kind = "rng"
+    state_version = 1
+
+    def state_dict(self) -> Tree:
+        return capture()
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """``PromiseError`` or ``UsageError`` when ``state`` cannot be loaded here; changes nothing."""
+        _checked(state, strict=True)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        restore(state)
+
+
+class Named:
+    """A generator that user code holds, as a state object; restored in place.
+
+    ``torch.Generator``, ``random.Random``, ``numpy.random.Generator`` and ``numpy.random.RandomState``.
+    """
+
+    state_kind = "rng"
+    state_version = 1
+
+    def __init__(self, generator: Generator) -> None:
+        if isinstance(generator, random.SystemRandom):
+            raise UsageError("random.SystemRandom draws from the system and has no state to restore")
+        self.generator = generator
+
+    def state_dict(self) -> Tree:
+        return {"type": _kind(self.generator), "state": generator_state(self.generator)}
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """``UsageError`` for the state of another kind of generator; changes nothing."""
+        if state.get("type") != _kind(self.generator):
+            raise UsageError(f"a {state.get('type')} state cannot be loaded into a {_kind(self.generator)}")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.check_state_dict(state)
+        set_generator_state(self.generator, state["state"])
+
+
+def generator_state(generator: Generator) -> Any:
+    """The state of one generator as a tree of numbers and bytes."""
+    if isinstance(generator, torch.Generator):
+        return _tensor_bytes(generator.get_state())
+    if isinstance(generator, random.Random):
+        return _python_state(generator.getstate())
+    if isinstance(generator, np.random.RandomState):
+        return _packed(generator.get_state(legacy=False))
+    return _packed(generator.bit_generator.state)
+
+
+def set_generator_state(generator: Generator, state: Any) -> None:
+    """Set one generator from ``generator_state``'s tree, in place."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(_bytes_tensor(state))
+    elif isinstance(generator, random.Random):
+        generator.setstate(_python_tuple(state))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(_unpacked(state))
+    else:
+        generator.bit_generator.state = _unpacked(state)
+
+
+def _kind(generator: Generator) -> str:
+    if isinstance(generator, torch.Generator):
+        return f"torch.Generator/{generator.device.type}"
+    if isinstance(generator, np.random.Generator):
+        return f"numpy.random.Generator/{type(generator.bit_generator).__name__}"
+    return "random.Random" if isinstance(generator, random.Random) else "numpy.random.RandomState"
+
+
+def _checked(tree: Mapping[str, Any], *, strict: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The native states that can be set here, and the names of the streams that this process lacks."""
+    here = {"python", "numpy", "torch", *_devices()}
+    absent = tuple(sorted(set(tree) - here))
+    if absent and strict:
+        raise PromiseError(
+            f"the checkpoint holds random streams that this process lacks: {', '.join(absent)}",
+            hint="restart on the same kind of device, or choose a weaker promise",
+        )
+    return {name: _trial(name, state) for name, state in tree.items() if name in here}, absent
+
+
+def _trial(name: str, state: Any) -> Any:
+    """The native state of a stream, proven to be loadable on a generator that nobody uses."""
+    try:
+        if name == "python":
+            native = _python_tuple(state)
+            random.Random().setstate(native)
+        elif name == "numpy":
+            native = _unpacked(state)
+            np.random.RandomState().set_state(native)
+        else:
+            native = _bytes_tensor(state)
+            torch.Generator(name if name != "torch" else "cpu").set_state(native)
+    except (KeyError, TypeError, ValueError, RuntimeError, struct.error) as error:
+        raise UsageError(f"random stream {name!r}: not a state of this stream: {error}") from error
+    return native
+
+
+def _devices() -> tuple[str, ...]:
+    """``cuda:0``, …, ``mps``: the accelerators whose generators this process can reach."""
+    names = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        names.append("mps")
+    return tuple(names)
+
+
+def _python_state(state: Any) -> Tree:
+    version, words, gauss = state
+    if len(words) != _WORDS:
+        raise UsageError(f"a random.Random subclass with {len(words)} words of state cannot be captured")
+    return {"version": version, "words": struct.pack(f"<{_WORDS}I", *words), "gauss": gauss}
+
+
+def _python_tuple(state: Mapping[str, Any]) -> Any:
+    return state["version"], struct.unpack(f"<{_WORDS}I", state["words"]), state["gauss"]
+
+
+def _tensor_bytes(state: torch.Tensor) -> bytes:
+    return state.numpy().tobytes()
+
+
+def _bytes_tensor(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _packed(value: Any) -> Any:
+    """A bit generator's state with its arrays as ``{"array": dtype, "data": bytes}``."""
+    if isinstance(value, np.ndarray):
+        little = value.astype(value.dtype.newbyteorder("<"))
+        return {"array": little.dtype.str, "data": little.tobytes()}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: _packed(item) for key, item in value.items()}
+    return value
+
+
+def _unpacked(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        stored = np.dtype(value["array"])
+        return np.frombuffer(value["data"], dtype=stored).astype(stored.newbyteorder("="))
+    return {key: _unpacked(item) for key, item in value.items()}

@@ -1,0 +1,42 @@
+"""L3. Cutting a tensor into slices that are contiguous runs of its row-major bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from durable_core.types import SliceKey
+
+SLICE_BYTES = 64 << 20
+
+
+def split(key: str, shape: tuple[int, ...], itemsize: int, limit: int = SLICE_BYTES) -> Iterator[SliceKey]:
+    """Slices of at most ``limit`` bytes, in row-major order, covering ``shape`` exactly once.
+
+    Cut along dimension 0; where one row alone exceeds the limit, each row is cut along the next
+    dimension, and so on. Every slice is therefore one contiguous run of the tensor's bytes. A tensor
+    without elements is one empty slice, so that its existence is recorded too.
+    """
+    total = math.prod(shape) * itemsize
+    if total <= limit or not shape:
+        yield SliceKey(key, (0,) * len(shape), shape)
+        return
+    row_shape = shape[1:]
+    row_bytes = total // shape[0]
+    if row_bytes > limit:
+        for row in range(shape[0]):
+            for inner in split(key, row_shape, itemsize, limit):
+                yield SliceKey(key, (row, *inner.offsets), (1, *inner.shape))
+        return
+    rows = max(1, limit // row_bytes)
+    tail = (0,) * len(row_shape)
+    for begin in range(0, shape[0], rows):
+        yield SliceKey(key, (begin, *tail), (min(rows, shape[0] - begin), *row_shape))
+
+
+def flat_begin(piece: SliceKey, global_shape: tuple[int, ...]) -> int:
+    """Index of the slice's first element in the row-major order of the whole tensor."""
+    begin = 0
+    for offset, length in zip(piece.offsets, global_shape, strict=True):
+        begin = begin * length + offset
+    return begin
