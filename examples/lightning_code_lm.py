@@ -23,6 +23,7 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -191,6 +192,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--corpus-bytes", type=int, default=200_000)
+    parser.add_argument("--logs", help="directory for metrics.csv, one version per start")
     parser.add_argument("--result", type=Path, help="write digests of the final state here, as JSON")
     return parser.parse_args()
 
@@ -217,7 +219,8 @@ def main() -> None:
             DurableCheckpoint(args.root, every_n_train_steps=args.every or "auto"),
             EMAWeightAveraging(decay=0.95, use_buffers=False),
         ],
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        logger=CSVLogger(args.logs, flush_logs_every_n_steps=1) if args.logs else False, log_every_n_steps=1,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     model = CodeLM(args.length, args.width, args.layers, args.steps)
     trainer.fit(model, train, val)

@@ -1,0 +1,158 @@
+"""One history of many lives, held line by line against the uninterrupted run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.torture.lives import Death, Strike, live, log_of
+from tests.torture.subject import Cell
+
+Line = dict[str, Any]
+
+
+def read_log(path: Path) -> list[Line]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+@dataclass
+class Told:
+    """What one rank of the uninterrupted run wrote: batches in order, the state after each step."""
+
+    batches: list[Line]
+    states: dict[int, str]
+    end: Line
+
+    @staticmethod
+    def of(lines: list[Line]) -> Told:
+        return Told(
+            [line for line in lines if line["kind"] == "batch"],
+            {line["step"]: line["state"] for line in lines if line["kind"] in ("start", "step")},
+            lines[-1],
+        )
+
+    def faults(self, lines: list[Line], head: int, accumulate: int) -> list[str]:
+        """Where a life that began from the commit of step ``head`` departs from this run."""
+        found = []
+        place = head * accumulate
+        for line in lines:
+            step = line["step"]
+            if line["kind"] == "start" and step != head:
+                found.append(f"started from step {step}, the newest commit was of {head}")
+            if line["kind"] != "batch":
+                if line["state"] != self.states.get(step):
+                    found.append(f"{line['kind']}: state at step {step} differs")
+                continue
+            if place >= len(self.batches) or line != self.batches[place]:
+                expected = self.batches[place] if place < len(self.batches) else "no further batch"
+                found.append(f"batch {place} is {line}, expected {expected}")
+            place += 1
+        return found
+
+
+@dataclass
+class Reference:
+    """The uninterrupted run of a cell: per rank what it did; how long it took; points it passed."""
+
+    cell: Cell
+    ranks: list[Told]
+    seconds: float
+
+    def arrivals(self, rank: int) -> dict[str, int]:
+        return dict(self.ranks[rank].end["arrivals"])
+
+
+@dataclass
+class History:
+    """What became of one run: its deaths and every fault found."""
+
+    cell: Cell
+    root: Path
+    deaths: list[tuple[Strike, Death]] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    audit: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kills(self) -> Counter[str]:
+        return Counter(strike.label for strike, death in self.deaths if death.struck)
+
+
+def committed_step(root: Path) -> int | None:
+    """Read straight from the journal's files, not through the code under test."""
+    steps = []
+    for path in sorted((root / "journal").glob("*.json")):
+        record = json.loads(path.read_bytes())
+        if record["kind"] == "checkpoint.committed":
+            steps.append(int(record["payload"]["step"]))
+    return max(steps, default=None)
+
+
+def refer(cell: Cell, base: Path) -> Reference:
+    """Runs the cell uninterrupted. ``RuntimeError`` with the output when even that fails."""
+    root = base / f"reference-{cell.name}-{cell.steps}"
+    death = live(cell, root, 0, Strike())
+    if not death.finished:
+        raise RuntimeError(f"{cell.name}: the uninterrupted run failed\n{_output(cell, root, 0)}")
+    ranks = [Told.of(read_log(log_of(root, rank, 0))) for rank in range(cell.world)]
+    return Reference(cell, ranks, death.seconds)
+
+
+def suffer(reference: Reference, root: Path, strikes: Iterable[Strike]) -> History:
+    """Starts the run again after each strike until it finishes, and checks every life."""
+    cell = reference.cell
+    history = History(cell, root)
+    for life, strike in enumerate([*strikes, Strike()]):
+        head = committed_step(root) or 0
+        death = live(cell, root, life, strike)
+        history.deaths.append((strike, death))
+        for rank, told in enumerate(reference.ranks):
+            lines = read_log(log_of(root, rank, life))
+            history.faults += [
+                f"life {life} rank {rank} ({strike.label}): {fault}"
+                for fault in told.faults(lines, head, cell.accumulate)
+            ]
+        if death.finished:
+            break
+        if death.hung or not death.struck:
+            how = "hung" if death.hung else f"ended with {death.statuses} unstruck"
+            history.faults.append(f"life {life} {how}\n{_output(cell, root, life)}")
+            break
+    if not history.faults:
+        _judge_the_end(history, reference)
+    return history
+
+
+def _judge_the_end(history: History, reference: Reference) -> None:
+    cell, life = history.cell, len(history.deaths) - 1
+    for rank, told in enumerate(reference.ranks):
+        end = read_log(log_of(history.root, rank, life))[-1]
+        if (end["kind"], end["step"], end["state"]) != ("end", cell.steps, told.end["state"]):
+            history.faults.append(f"rank {rank} ended as {end}, expected {told.end}")
+    status, verified = _durable("verify", history.root)
+    if status != 0:
+        history.faults.append(f"durable verify: exit {status}: {verified}")
+    status, history.audit = _durable("audit", history.root)
+    expected = {"samples": cell.samples, "repeated": 0, "skipped": 0}
+    if status != 0 or any(history.audit.get(key) != value for key, value in expected.items()):
+        history.faults.append(f"durable audit: exit {status}: {history.audit}, expected {expected}")
+
+
+def _durable(command: str, root: Path) -> tuple[int, dict[str, Any]]:
+    call = [sys.executable, "-m", "durable_core.cli", command, str(root), "--json"]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    try:
+        return done.returncode, json.loads(done.stdout)
+    except ValueError:
+        return done.returncode or 1, {"output": done.stdout + done.stderr}
+
+
+def _output(cell: Cell, root: Path, life: int) -> str:
+    paths = [Path(f"{log_of(root, rank, life)}.out") for rank in range(cell.world)]
+    return "\n".join(path.read_text(errors="replace")[-3000:] for path in paths if path.exists())

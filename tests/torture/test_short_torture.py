@@ -1,0 +1,49 @@
+"""A few real SIGKILLs in every test run; `make torture` does hundreds over the whole matrix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.torture.campaign import torment
+from tests.torture.history import Told
+from tests.torture.subject import Cell
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("cell", "kills"),
+    [(Cell(workers=2, accumulate=4, world=1), 4), (Cell(workers=0, accumulate=1, world=2), 4)],
+    ids=lambda value: value.name if isinstance(value, Cell) else None,
+)
+def test_killed_runs_are_the_uninterrupted_run(cell: Cell, kills: int, tmp_path: Path) -> None:
+    tally = torment(cell, tmp_path, kills=kills, cold=0, seed=1, long=False)
+    assert tally.faults == []
+    assert tally.kills.total() == kills
+
+
+def _line(place: int) -> dict[str, object]:
+    return {"kind": "batch", "at": [0, place], "step": place, "ids": [place], "x": "x", "hidden": "h"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        ([{"kind": "start", "step": 0, "state": "s0"}], "newest commit"),
+        ([{"kind": "start", "step": 1, "state": "other"}], "state at step 1 differs"),
+        ([_line(0)], "batch 1 is"),
+        ([_line(1), _line(3)], "batch 2 is"),
+        ([{**_line(1), "x": "another augmentation"}], "batch 1 is"),
+        ([_line(1), _line(2), _line(3), _line(4)], "no further batch"),
+    ],
+)
+def test_a_life_that_departs_is_found(lines: list[dict[str, object]], complaint: str) -> None:
+    told = Told([_line(place) for place in range(4)], {0: "s0", 1: "s1"}, {})
+    faults = told.faults(lines, head=1, accumulate=1)
+    assert any(complaint in fault for fault in faults), faults
+
+
+def test_a_life_that_does_not_depart_is_not_complained_of() -> None:
+    told = Told([_line(place) for place in range(4)], {0: "s0", 1: "s1"}, {})
+    assert told.faults([{"kind": "start", "step": 1, "state": "s1"}, _line(1), _line(2)], 1, 1) == []
