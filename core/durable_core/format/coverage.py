@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 from durable_core.errors import CoverageError
 from durable_core.types import SliceKey
@@ -17,24 +18,31 @@ from durable_core.types import SliceKey
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, lengths
 
 
-def cover(global_shape: Sequence[int], slices: Iterable[SliceKey], *, key: str = "") -> None:
+def cover(
+    global_shape: Sequence[int], slices: Iterable[SliceKey], *, key: str = "", tensor: str = ""
+) -> None:
     """Return when ``slices`` cover a tensor of ``global_shape`` (elements) exactly once.
 
-    Raises ``CoverageError`` naming ``key`` (by default the tensor) for a slice outside, an overlap or
-    a gap. A tensor without elements needs at least one slice, so that its existence is stated;
-    elsewhere slices without elements count for nothing.
+    Raises ``CoverageError`` for a slice outside, an overlap or a gap, naming the object ``key`` and the
+    ``tensor`` (by default that of the slices). A tensor without elements needs at least one slice, so
+    that its existence is stated; elsewhere slices without elements count for nothing.
     """
     pieces = list(slices)
-    name = key or (pieces[0].key if pieces else "<tensor>")
+    tensor = tensor or (pieces[0].key if pieces else "")
+
+    def fail(reason: str) -> NoReturn:
+        raise CoverageError(key or tensor, f"tensor {tensor!r}: {reason}")
+
     for piece in pieces:
-        _inside(tuple(global_shape), piece, name)
+        if not _is_inside(global_shape, piece):
+            fail(f"{_words((piece.offsets, piece.shape))} is not inside shape {tuple(global_shape)}")
     boxes = [(piece.offsets, piece.shape) for piece in pieces if math.prod(piece.shape)]
     overlap = find_overlap(boxes)
     if overlap is not None:
-        raise CoverageError(name, f"{_words(overlap[0])} and {_words(overlap[1])} overlap")
+        fail(f"{_words(overlap[0])} and {_words(overlap[1])} overlap")
     wanted, got = math.prod(global_shape), sum(math.prod(lengths) for _, lengths in boxes)
     if got != wanted or not pieces:
-        raise CoverageError(name, f"{len(pieces)} slices cover {got} of {wanted} elements")
+        fail(f"{len(pieces)} slices cover {got} of {wanted} elements")
 
 
 def find_overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
@@ -82,13 +90,13 @@ def _end(box: Box, dim: int) -> int:
     return box[0][dim] + box[1][dim]
 
 
-def _inside(global_shape: tuple[int, ...], piece: SliceKey, name: str) -> None:
-    words = _words((piece.offsets, piece.shape))
+def _is_inside(global_shape: Sequence[int], piece: SliceKey) -> bool:
     if not len(piece.offsets) == len(piece.shape) == len(global_shape):
-        raise CoverageError(name, f"{words} in a tensor of shape {global_shape}")
-    for offset, length, whole in zip(piece.offsets, piece.shape, global_shape, strict=True):
-        if offset < 0 or length < 0 or offset + length > whole:
-            raise CoverageError(name, f"{words} leaves shape {global_shape}")
+        return False
+    return all(
+        offset >= 0 and length >= 0 and offset + length <= whole
+        for offset, length, whole in zip(piece.offsets, piece.shape, global_shape, strict=True)
+    )
 
 
 def _words(box: Box) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from durable_core.errors import FormatError, UnknownVersionError, UsageError
 from durable_core.format import canonical, digests, layout
+from durable_core.format.fields import UPGRADE
 
 VERSION = 1
 #: Bytes of a record; a spec is the largest thing in one.
@@ -187,13 +188,13 @@ def decode(data: bytes, *, key: str) -> Record:
     if not isinstance(document, dict):
         raise FormatError(key, "not an object")
     if document.get("v") != VERSION or type(document["v"]) is not int:
-        raise UnknownVersionError(key, f"record version {document.get('v')!r}", hint=_UPGRADE)
+        raise UnknownVersionError(key, f"record version {document.get('v')!r}", hint=UPGRADE)
     if set(document) != set(_FIELDS):
         raise FormatError(key, f"fields {sorted(set(document) ^ set(_FIELDS))} missing or unknown")
     try:
         kind = Kind(document["kind"])
     except ValueError:
-        raise UnknownVersionError(key, f"record kind {document['kind']!r}", hint=_UPGRADE) from None
+        raise UnknownVersionError(key, f"record kind {document['kind']!r}", hint=UPGRADE) from None
     record = Record(**{name: document[name] for name in _FIELDS if name not in ("v", "kind")}, kind=kind)
     if fault := _fault(record):
         raise FormatError(key, fault)
@@ -206,9 +207,6 @@ def decode(data: bytes, *, key: str) -> Record:
 def record_digest(data: bytes) -> str:
     """What the next record's ``prev`` must say, for the bytes of this one."""
     return digests.sha256(data)
-
-
-_UPGRADE = "written by a newer version; upgrade this one"
 
 
 def _fault(record: Record) -> str:

@@ -1,0 +1,154 @@
+"""L2. The ledger of acknowledged batches: which samples each step consumed, as they came out of the dataset.
+
+A segment holds what one writer consumed since the parent checkpoint, as one safetensors object of
+I64 arrays; the index names the segments of a checkpoint. Both outlive the checkpoint itself, so that
+an audit can always be done.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from durable_core.errors import FormatError, UsageError
+from durable_core.format import canonical, digests, layout, shard
+from durable_core.format.fields import Fields, versioned
+from durable_core.format.parts import LedgerSegment, check_role_key, read_segment, segment_json
+
+VERSION = 1
+
+Ids = npt.NDArray[np.int64]
+_COLUMNS = ("step", "epoch", "batch", "flags", "count")
+_I64 = np.dtype("<i8")
+
+
+class RowFlag(enum.IntFlag):
+    """What is special about a batch."""
+
+    NONE = 0
+    NO_UPDATE = 1  # consumed, but the optimizer step was skipped (non-finite gradients, say)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One batch that a committed step consumed.
+
+    ``step`` is the optimizer step it went into (several batches under accumulation), ``epoch`` and
+    ``batch`` its place in the data, ``ids`` (int64, shape [samples]) the samples in order.
+    """
+
+    step: int
+    epoch: int
+    batch: int
+    ids: Ids
+    flags: RowFlag = RowFlag.NONE
+
+
+def encode_segment(rows: Sequence[Row]) -> bytes:
+    """One safetensors object of I64 columns (one value a row, ``count`` ids each) and ``ids`` [samples]."""
+    arrays: dict[str, npt.NDArray[np.int64]] = {
+        "step": _column([row.step for row in rows]),
+        "epoch": _column([row.epoch for row in rows]),
+        "batch": _column([row.batch for row in rows]),
+        "flags": _column([int(row.flags) for row in rows]),
+        "count": _column([len(row.ids) for row in rows]),
+        "ids": np.concatenate([_ids(row) for row in rows]) if rows else _column([]),
+    }
+    header, begins = shard.layout([(name, "I64", a.shape, a.nbytes) for name, a in arrays.items()], align=64)
+    sizes = [array.nbytes for array in arrays.values()]
+    parts = [array.tobytes() for array in arrays.values()]
+    return header + b"".join(parts[i] for i in shard.write_order(begins, sizes))
+
+
+def decode_segment(data: bytes, *, key: str) -> tuple[Row, ...]:
+    """The rows of a segment; ``FormatError`` naming ``key`` for anything else."""
+    entries = {entry.name: entry for entry in shard.parse_header(data, len(data), key=key)}
+    if set(entries) != {*_COLUMNS, "ids"}:
+        raise FormatError(key, f"columns {sorted(entries)}")
+    arrays: dict[str, Ids] = {}
+    for name, entry in entries.items():
+        if entry.dtype != "I64" or len(entry.shape) != 1:
+            raise FormatError(key, f"column {name!r} is {entry.dtype} of shape {entry.shape}")
+        arrays[name] = np.frombuffer(data, _I64, entry.shape[0], entry.begin)
+    columns = [arrays[name] for name in _COLUMNS]
+    if len({len(column) for column in columns}) != 1 or any((column < 0).any() for column in columns):
+        raise FormatError(key, "columns of different lengths, or negative values")
+    counts = arrays["count"].tolist()
+    if sum(counts) != len(arrays["ids"]):
+        raise FormatError(key, f"{len(arrays['ids'])} ids for rows of {sum(counts)}")
+    ends = np.cumsum(arrays["count"])
+    ids = np.split(arrays["ids"], ends[:-1]) if counts else []
+    plain = zip(*(arrays[name].tolist() for name in ("step", "epoch", "batch", "flags")), ids, strict=True)
+    return tuple(Row(step, epoch, batch, part, RowFlag(flags)) for step, epoch, batch, flags, part in plain)
+
+
+@dataclass(frozen=True)
+class LedgerIndex:
+    """The segments of one checkpoint, by role; ``parent`` is the checkpoint they follow on."""
+
+    generation: int
+    c: int
+    step: int
+    parent: int | None
+    segments: Mapping[str, LedgerSegment]
+
+
+def encode_index(index: LedgerIndex) -> bytes:
+    """Canonical bytes; their sha256 stands in the commit record."""
+    return canonical.dumps(
+        {
+            "v": VERSION,
+            "generation": index.generation,
+            "c": index.c,
+            "step": index.step,
+            "parent": index.parent,
+            "segments": {role: segment_json(segment) for role, segment in index.segments.items()},
+        }
+    )
+
+
+def decode_index(data: bytes, *, key: str) -> LedgerIndex:
+    """Raises ``FormatError`` and ``UnknownVersionError`` naming ``key``."""
+    fields = versioned(data, key=key, version=VERSION)
+    index = LedgerIndex(
+        generation=fields.count("generation"),
+        c=fields.count("c"),
+        step=fields.count("step"),
+        parent=fields.count_or_null("parent"),
+        segments=_read_segments(fields, key),
+    )
+    fields.end()
+    return index
+
+
+def index_digest(data: bytes) -> str:
+    return digests.sha256(data)
+
+
+def _read_segments(fields: Fields, key: str) -> dict[str, LedgerSegment]:
+    found: dict[str, LedgerSegment] = {}
+    for role, value in fields.mapping("segments").items():
+        segment = read_segment(value, key=key)
+        if segment is None or not layout.is_role(role):
+            raise FormatError(key, f"no segment for {role!r}, or no role")
+        check_role_key(segment.key, role, "ledger", within=key)
+        found[role] = segment
+    return found
+
+
+def _column(values: Sequence[int]) -> Ids:
+    try:
+        return np.array(values, dtype=_I64)
+    except OverflowError as error:
+        raise UsageError(f"a ledger value does not fit int64: {error}") from error
+
+
+def _ids(row: Row) -> Ids:
+    ids = np.asarray(row.ids)
+    if ids.ndim != 1 or (ids.size and not np.can_cast(ids.dtype, _I64)):
+        raise UsageError(f"ids of batch {row.batch}: {ids.dtype} of shape {ids.shape}", hint="int64, [samples]")
+    return ids.astype(_I64)
