@@ -1,0 +1,37 @@
+"""L3. Data: identity, order, cursor, loader. Names are imported at first use, so that a reader of
+cursors and manifests never waits for torch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cursor import Cursor as Cursor
+    from .cursor import Layout as Layout
+    from .ledger import LedgerRow as LedgerRow
+    from .loader import DurableLoader as DurableLoader
+    from .manifest import DatasetManifest as DatasetManifest
+    from .order import FullPermutation as FullPermutation
+    from .order import Order as Order
+    from .order import Sequential as Sequential
+    from .sampler import DurableSampler as DurableSampler
+
+_HOME = {
+    "Cursor": "cursor",
+    "Layout": "cursor",
+    "LedgerRow": "ledger",
+    "DurableLoader": "loader",
+    "DatasetManifest": "manifest",
+    "FullPermutation": "order",
+    "Order": "order",
+    "Sequential": "order",
+    "DurableSampler": "sampler",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -72,7 +72,7 @@ class Ledger:
     @property
     def cursor(self) -> Cursor:
         """The position a restart would go on from: after everything acknowledged."""
-        epoch, batch = max(self._due, self._floor)
+        epoch, batch = self.position
         return dataclasses.replace(self._cursor, epoch=epoch, batch=batch)
 
     @property
@@ -86,14 +86,15 @@ class Ledger:
         return len(self._outstanding)
 
     @property
-    def acknowledged(self) -> int:
-        """Batches acknowledged since this ledger was made."""
-        return self._acknowledged
+    def position(self) -> tuple[int, int]:
+        """(epoch, batch) of the cursor."""
+        return max(self._due, self._floor)
 
-    def restart(self) -> None:
-        """The pass begins again at the cursor; what it handed over before is forgotten."""
-        self._outstanding.clear()
-        self._handed = self._due = max(self._due, self._floor)
+    def rewind(self, epoch: int, batch: int) -> None:
+        """The pass begins again there; what it handed over, none of it acknowledged, is forgotten."""
+        while self._outstanding and (self._outstanding[-1].epoch, self._outstanding[-1].batch) >= (epoch, batch):
+            self._outstanding.pop()
+        self._handed = (epoch, batch)
 
     def leave(self, epoch: int) -> None:
         """A new pass begins at ``epoch``; the one before was left early.

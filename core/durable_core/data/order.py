@@ -119,6 +119,17 @@ def make_order(name: str, size: int, *, dataset_id: str, seed: int, source: str 
     )
 
 
+def wrapped_ids(order: Order, epoch: int, start: int, stop: int) -> tuple[int, ...]:
+    """Ids at positions [start, stop) taken modulo the epoch's size."""
+    parts: list[int] = []
+    while start < stop:
+        turn = start // order.size * order.size
+        end = min(stop, turn + order.size)
+        parts.extend(order.ids(epoch, start - turn, end - turn).tolist())
+        start = end
+    return tuple(parts)
+
+
 # --- arithmetic (wraps modulo 2^64 on purpose) ----------------------------------------------
 
 _SHIFT = np.uint64(33)

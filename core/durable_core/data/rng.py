@@ -17,9 +17,9 @@ import hashlib
 import random
 import struct
 from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 
 from .keys import hash_fields
 
@@ -27,53 +27,82 @@ VERSION = "sample_rng_v1"
 _SEEDS = struct.Struct("<QQI")
 
 
-class SampleStreams:
-    """Seeds the global streams for one sample or one batch of an epoch. Picklable; cheap (~10 us a call)."""
+class Generator(Protocol):
+    """What is asked of ``torch.default_generator``, which the loader passes in."""
+
+    def manual_seed(self, seed: int) -> Any: ...
+
+    def get_state(self) -> Any: ...
+
+    def set_state(self, state: Any) -> Any: ...
+
+
+class Seeds(NamedTuple):
+    """Independent seeds of 64, 64 and 32 bits."""
+
+    python: int
+    torch: int
+    numpy: int
+
+
+class SampleSeeds:
+    """Derives the seeds of a sample or batch: a keyed hash, no state that matters. Picklable."""
 
     def __init__(self, *, dataset_id: str, seed: int, transform_version: str = "") -> None:
         self._context = (VERSION, dataset_id, seed, transform_version)
         self._epoch = -1
         self._key = b""
 
-    def seed_sample(self, epoch: int, sample: int) -> None:
-        """Streams for ``dataset[sample]``."""
-        self._seed(epoch, b"sample", sample, 0)
+    def sample(self, epoch: int, sample: int) -> Seeds:
+        """For ``dataset[sample]``."""
+        return self._derive(epoch, b"sample", sample, 0)
 
-    def seed_batch(self, epoch: int, batch: int, part: int) -> None:
-        """Streams for collating: ``part`` is where the replica's share begins in the global batch."""
-        self._seed(epoch, b"batch", batch, part)
+    def collate(self, epoch: int, batch: int, part: int) -> Seeds:
+        """For collating; ``part`` is where the replica's share begins in the global batch."""
+        return self._derive(epoch, b"collate", batch, part)
 
-    def seed_fetch(self, epoch: int, batch: int, part: int) -> None:
-        """Streams for fetching a batch by one ``__getitems__`` call."""
-        self._seed(epoch, b"fetch", batch, part)
+    def fetch(self, epoch: int, batch: int, part: int) -> Seeds:
+        """For fetching a whole batch by one ``__getitems__`` call."""
+        return self._derive(epoch, b"fetch", batch, part)
 
-    def seed_sampler(self, epoch: int, batch: int) -> None:
-        """Streams for drawing the ids of one batch from a user's sampler."""
-        self._seed(epoch, b"sampler", batch, 0)
+    def sampler(self, epoch: int, batch: int) -> Seeds:
+        """For drawing the ids of one batch from a user's sampler."""
+        return self._derive(epoch, b"sampler", batch, 0)
 
-    def seed_stream(self, epoch: int, worker: int, ordinal: int) -> None:
-        """Streams for the ``ordinal``-th item of a worker's part of an iterable dataset."""
-        self._seed(epoch, b"stream", worker, ordinal)
+    def stream(self, epoch: int, worker: int, ordinal: int) -> Seeds:
+        """For the ``ordinal``-th item of a worker's part of an iterable dataset."""
+        return self._derive(epoch, b"stream", worker, ordinal)
 
-    def _seed(self, epoch: int, person: bytes, first: int, second: int) -> None:
+    def stream_collate(self, epoch: int, worker: int, ordinal: int) -> Seeds:
+        """For collating a batch whose first item that is."""
+        return self._derive(epoch, b"stream-collate", worker, ordinal)
+
+    def _derive(self, epoch: int, person: bytes, first: int, second: int) -> Seeds:
         if epoch != self._epoch:
             self._key = hash_fields(*self._context, epoch)
             self._epoch = epoch
         message = first.to_bytes(8, "little") + second.to_bytes(8, "little")
         digest = hashlib.blake2b(message, key=self._key, person=person, digest_size=_SEEDS.size).digest()
-        for_python, for_torch, for_numpy = _SEEDS.unpack(digest)
-        random.seed(for_python)
-        np.random.seed(for_numpy)
-        torch.default_generator.manual_seed(for_torch)  # torch.manual_seed also visits devices: 80x dearer
+        return Seeds(*_SEEDS.unpack(digest))
+
+
+def seed_streams(seeds: Seeds, generator: Generator) -> None:
+    """Seed python's, numpy's and torch's global streams; ``generator`` is ``torch.default_generator``.
+
+    (``torch.manual_seed`` would also visit every device, at 80 times the cost.)
+    """
+    random.seed(seeds.python)
+    np.random.seed(seeds.numpy)
+    generator.manual_seed(seeds.torch)
 
 
 @contextlib.contextmanager
-def preserved_streams() -> Iterator[None]:
-    """Put the three global streams back, whatever the body draws or seeds."""
-    python, legacy, generator = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+def preserved_streams(generator: Generator) -> Iterator[None]:
+    """Put the three global streams back afterwards, whatever the body draws or seeds."""
+    python, legacy, torch_state = random.getstate(), np.random.get_state(), generator.get_state()
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(legacy)
-        torch.default_generator.set_state(generator)
+        generator.set_state(torch_state)

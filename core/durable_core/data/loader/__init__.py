@@ -1,0 +1,5 @@
+"""L3. A loader that counts what was trained, not what was fetched."""
+
+from .loader import DurableLoader
+
+__all__ = ["DurableLoader"]

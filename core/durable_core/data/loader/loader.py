@@ -1,0 +1,479 @@
+"""L3. DurableLoader: hands batches over, learns which were trained, and knows where a restart goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
+
+from ...errors import FormatError, SpecMismatchError, UnsupportedError, UsageError
+from ...types import Promise
+from ..cursor import Cursor, Layout, Remainder
+from ..ledger import Ledger, LedgerRow, Tag
+from ..order import FULL_PERMUTATION, SEQUENTIAL, make_order
+from ..rng import SampleSeeds, preserved_streams
+from ..sampler import DurableSampler
+from . import adopt
+from .sources import MapSource, Reading, SamplerSource, Source, StreamSource
+
+
+class DurableLoader:
+    """A data loader whose position is what was *trained*: batches acknowledged, not batches fetched.
+
+    Iterate it like a ``DataLoader``; after the step that consumed a batch, call ``acknowledge`` (the
+    session and the adapters do). ``state_dict()`` is the position after everything acknowledged.
+
+    * The order of samples is a function of (dataset id, seed, epoch); workers, prefetching and, at
+      one global batch (``batch_size * replicas``), the number of replicas never change it.
+    * python's, numpy's and torch's global streams are seeded per sample before ``__getitem__`` and
+      per batch before ``collate_fn``, so augmentation repeats exactly. The streams of the training
+      process itself are left as they were.
+    * ``iter()`` begins the next epoch, also when the last one was left early (``break``, a limit on
+      batches); but the same epoch again when nothing of it was acknowledged and it was not finished
+      (a look at the first batch costs nothing).
+    * It is no ``DataLoader`` on purpose: frameworks rebuild those, and leave this alone.
+
+    Batches handed over and never acknowledged are remembered (about 0.4 KB each).
+
+    Args:
+        dataset: map-style with ``__len__``, or an ``IterableDataset`` with ``state_dict`` and
+            ``load_state_dict`` (one replica; a resume needs the same ``num_workers``).
+        batch_size: samples per batch *of this replica*; None only for an iterable dataset that makes its
+            own batches, or beside a batch sampler given as ``sampler``.
+        shuffle: ``full_prp_v1`` or ``sequential_v1``; an iterable dataset orders itself.
+        seed: of order and augmentation. None takes torch's initial seed (one replica only). A
+            restored seed wins.
+        remainder: overrides ``drop_last``: "drop", "short" or "wrap" (see ``Layout``).
+        dataset_id: identity of the content. Default: the dataset's own ``dataset_id``, or else
+            ``unverified:<class>:<length>``.
+        sampler: a user's own sampler, or batch sampler (then ``batch_size=None``).
+        promise: what a resume must guarantee; what cannot be made so is refused.
+        transform_version: change it to draw other augmentations of the same order.
+        sample_rng: False declares that fetching and collating draw no random numbers (saves ~10 us
+            a sample); what they draw after all is then not repeated.
+
+    Raises:
+        UnsupportedError: what was asked for cannot be made exact; the message says what to do.
+        UsageError: an argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        *,
+        shuffle: bool = True,
+        seed: int | None = None,
+        num_workers: int = 0,
+        drop_last: bool = False,
+        collate_fn: Callable[[Any], Any] | None = None,
+        replica: int = 0,
+        replicas: int = 1,
+        dataset_id: str | None = None,
+        remainder: Remainder | None = None,
+        sampler: Any = None,
+        promise: Promise | str = Promise.BITWISE,
+        transform_version: str = "",
+        sample_rng: bool = True,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        in_order: bool = True,
+    ) -> None:
+        if not in_order:
+            raise UnsupportedError("in_order=False keeps no order", hint="leave in_order=True")
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.collate_fn = collate_fn or (default_convert if self._unbatched else default_collate)
+        self.shuffle = shuffle
+        self.pin_memory = pin_memory
+        self.prefetch_factor = prefetch_factor
+        self.persistent_workers = persistent_workers and not self.streaming
+        self.timeout = timeout
+        self.worker_init_fn = worker_init_fn
+        self.multiprocessing_context = multiprocessing_context
+        self.before_next: list[Callable[[], None]] = []
+        """Called at the start of each ``__next__``, before anything is fetched: the snapshot boundary."""
+
+        self._user_sampler = sampler
+        self._promise = Promise(promise)
+        self._remainder: Remainder = remainder or ("drop" if drop_last else "short")
+        self._transform_version = transform_version
+        self._sample_rng = sample_rng
+        self._seed = seed
+        self._replica, self._replicas = replica, replicas
+        self._source: Source | None = None
+        self._pass: _Pass | None = None
+        self._begun = False
+        self.dataset_id, self.verified = _identity(dataset, dataset_id)
+        self._configure()
+
+    @classmethod
+    def from_dataloader(
+        cls,
+        loader: DataLoader[Any] | DurableLoader,
+        *,
+        replica: int | None = None,
+        replicas: int | None = None,
+        seed: int | None = None,
+        promise: Promise | str = Promise.BITWISE,
+        dataset_id: str | None = None,
+    ) -> DurableLoader:
+        """The same batches and settings as a plain ``DataLoader``'s, in a durable order.
+
+        Random, sequential and distributed samplers give way to an order of ours (a distributed one
+        names replica and replicas unless these are given; its slicing gives way too). A per-replica
+        batch size b makes a global batch of ``b * replicas``. A ``DurableLoader`` is bound and returned.
+
+        Raises:
+            UnsupportedError: custom samplers and iterable datasets without state, sampling with
+                replacement or a part, ``in_order=False``, loaders that iterate in their own way.
+        """
+        if isinstance(loader, DurableLoader):
+            loader.bind(replica=replica, replicas=replicas, seed=seed)
+            return loader
+        wanted = adopt.arguments(loader, replica=replica, replicas=replicas, promise=Promise(promise))
+        return cls(**wanted, seed=seed, dataset_id=dataset_id)
+
+    def bind(
+        self, *, replica: int | None = None, replicas: int | None = None, seed: int | None = None
+    ) -> None:
+        """Give the loader its place and seed, before the first ``iter()``; what is None stays."""
+        if (replica, replicas, seed) == (None, None, None):
+            return
+        self._check_not_begun("bind")
+        before = self._ledger.cursor
+        self._replica = self._replica if replica is None else replica
+        self._replicas = self._replicas if replicas is None else replicas
+        self._seed = self._seed if seed is None else seed
+        self._configure()
+        if (before.epoch, before.batch) != (0, 0):
+            raise UsageError("bind() after load_state_dict()", hint="bind first, then restore")
+
+    # --- the position -------------------------------------------------------------------------
+
+    @property
+    def cursor(self) -> Cursor:
+        """The position after everything acknowledged; equal on every replica."""
+        return self._ledger.cursor
+
+    def state_dict(self) -> dict[str, Any]:
+        """``cursor`` as a dict; a dataset or sampler with a state of its own adds it as ``source``."""
+        state = self.cursor.to_dict()
+        if self.streaming or self._user_sampler is not None:
+            workers = self.num_workers if self.streaming else None
+            state["source"] = {"workers": workers, "state": self._ledger.state}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there at the next ``iter()``. The recorded seed wins over the one given here.
+
+        Raises ``SpecMismatchError`` naming both values when the data differs, ``FormatError`` when
+        it is no such state, ``UsageError`` once iteration has begun.
+        """
+        self._check_not_begun("load_state_dict")
+        fields = dict(state)
+        source = fields.pop("source", None)
+        cursor = Cursor.from_dict(fields)
+        cursor.check_continues(self._ledger.cursor)
+        workers = self.num_workers if self.streaming else None
+        if source is not None and source["workers"] != workers:
+            raise SpecMismatchError(
+                f"the stream was read by {source['workers']} workers and now by {workers}",
+                fields=("num_workers",),
+                hint=f"set num_workers={source['workers']}: each worker has its own position",
+            )
+        if self._batches is not None and cursor.batch >= self._batches:
+            raise FormatError("cursor", f"batch {cursor.batch} of an epoch of {self._batches}")
+        if cursor.seed != self._ledger.cursor.seed:
+            warnings.warn(
+                f"data order: the run's seed {cursor.seed} is used, not {self._ledger.cursor.seed}", stacklevel=2
+            )
+            self._seed = cursor.seed
+        self._ledger = Ledger(cursor, None if source is None else source["state"])
+
+    def acknowledge(self, n: int = 1, *, step: int, no_update: bool = False) -> None:
+        """The oldest ``n`` batches handed over were consumed by optimizer step ``step``.
+
+        ``no_update``: the update was skipped (scaler overflow); the data counts as consumed.
+        Raises ``OrderError`` for more than were handed over.
+        """
+        self._ledger.acknowledge(n, step, no_update)
+
+    def end_epoch(self) -> None:
+        """The trainer leaves the epoch here: the cursor moves to the next one.
+
+        Only needed where a trainer stops an epoch early and may save before it calls ``iter()``
+        again; without effect at an epoch's beginning or when the pass ran to its end.
+        """
+        ended = self._pass is not None and self._pass.ended
+        epoch, batch = self._ledger.position
+        if batch and not ended:
+            self._close_pass()
+            self._ledger.leave(epoch + 1)
+
+    @property
+    def outstanding(self) -> int:
+        """Batches handed over and not acknowledged."""
+        return self._ledger.outstanding
+
+    def rows_since(self, step: int) -> tuple[LedgerRow, ...]:
+        """Ledger rows of steps after ``step``; kept until ``forget_rows``, so an aborted save loses none."""
+        return self._ledger.rows_since(step)
+
+    def forget_rows(self, through_step: int) -> None:
+        """Drop the rows of steps up to ``through_step``: a commit has made them durable."""
+        self._ledger.forget_rows(through_step)
+
+    def drain_rows(self) -> tuple[LedgerRow, ...]:
+        """All ledger rows, which are then forgotten here."""
+        return self._ledger.drain_rows()
+
+    # --- iteration ----------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        source = self._opened()
+        self._begun = True
+        last = self._pass
+        if last is None:
+            start, state = self._ledger.position, self._ledger.state
+        else:
+            self._close_pass()
+            start, state = (last.epoch + 1, 0), None
+            if last.ended:
+                self._ledger.follow(last.epoch + 1)
+            elif self._ledger.position > last.start:
+                self._ledger.leave(last.epoch + 1)
+            else:
+                start, state = last.start, last.state
+                self._ledger.rewind(*start)
+        self._pass = _Pass(self, start, state, source.open(*start, state))
+        return self._pass
+
+    def __len__(self) -> int:
+        """Batches in one epoch. Raises TypeError when nobody knows: an iterable dataset or sampler."""
+        if self._batches is None:
+            raise TypeError("the number of batches is not known before the end")
+        return self._batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: the epoch is part of the cursor. (Trainers call this out of habit.)"""
+
+    def _next(self, current: _Pass) -> Any:
+        if current is not self._pass:
+            raise UsageError("a newer iterator of this loader has replaced this one")
+        if current.ended:
+            current.close()
+            raise StopIteration
+        for hook in tuple(self.before_next):
+            hook()
+        with self._own_streams():
+            delivered = next(current.batches, None)
+        if delivered is None:
+            current.ended = True
+            self._ledger.end_pass()
+            raise StopIteration
+        tag, content = delivered
+        self._ledger.hand_over(tag)
+        current.ended = tag.last
+        return content
+
+    def _own_streams(self) -> contextlib.AbstractContextManager[None]:
+        if self.num_workers == 0 and self._sample_rng:
+            return preserved_streams(torch.default_generator)
+        return contextlib.nullcontext()
+
+    # --- what people ask a loader --------------------------------------------------------------
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the dataset is iterable rather than map-style."""
+        return isinstance(self.dataset, IterableDataset)
+
+    @property
+    def seed(self) -> int:
+        """The seed in force."""
+        return self._ledger.cursor.seed
+
+    @property
+    def replica(self) -> int:
+        """Which share of each global batch this loader gives."""
+        return self._replica
+
+    @property
+    def replicas(self) -> int:
+        """How many share a global batch."""
+        return self._replicas
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in one batch over all replicas; 0 when a batch sampler decides."""
+        return (self.batch_size or int(self.streaming)) * self._replicas
+
+    @property
+    def drop_last(self) -> bool:
+        return self._remainder == "drop"
+
+    @property
+    def guarantees(self) -> Promise:
+        """The strongest promise the data can keep."""
+        return self._guarantees
+
+    @property
+    def sampler(self) -> Any:
+        """The user's sampler, or a sampler over the same order (a copy: iterating it moves nothing here)."""
+        if self._user_sampler is not None or self.streaming:
+            return self._user_sampler
+        return DurableSampler(
+            len(self.dataset),
+            shuffle=self.shuffle,
+            seed=self.seed,
+            batch_size=self.batch_size or 1,
+            remainder=self._remainder,
+            replica=self._replica,
+            replicas=self._replicas,
+            dataset_id=self.dataset_id,
+        )
+
+    # --- making -------------------------------------------------------------------------------
+
+    @property
+    def _unbatched(self) -> bool:
+        return self.batch_size is None and self.streaming
+
+    def _configure(self) -> None:
+        """Settle order, layout and promise from the settings; begin at the beginning."""
+        if not 0 <= self._replica < self._replicas:
+            raise UsageError(f"replica {self._replica} is not in [0, {self._replicas})")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UsageError(f"batch_size {self.batch_size} is not positive")
+        self._layout: Layout | None = None
+        if self.streaming:
+            if self._user_sampler is not None:
+                raise UsageError("an iterable dataset takes no sampler")
+            order, size, self._batches = "stream_v1", None, None
+            check = adopt.check_stream(self.dataset, replicas=self._replicas, promise=self._promise)
+        elif self._user_sampler is not None:
+            order = f"sampler_v1:{type(self._user_sampler).__name__}"
+            size, self._batches = len(self.dataset), self._sampler_batches()
+            check = adopt.check_sampler(
+                self._user_sampler, self.dataset, replicas=self._replicas, promise=self._promise
+            )
+        else:
+            order = FULL_PERMUTATION if self.shuffle else SEQUENTIAL
+            self._layout = self._map_layout()
+            size, self._batches, check = self._layout.size, self._layout.batches, Promise.BITWISE
+        self._guarantees = check
+        seed = self._settled_seed()
+        cursor = Cursor(self.dataset_id, order, seed, 0, 0, size, self.global_batch, self._remainder)
+        self._ledger = Ledger(cursor)
+        self._source = None
+
+    def _map_layout(self) -> Layout:
+        if self.batch_size is None:
+            raise UnsupportedError("batch_size=None needs an iterable dataset", hint="pass batch_size")
+        if not hasattr(self.dataset, "__len__"):
+            raise UnsupportedError(
+                f"{type(self.dataset).__name__} has no length, so it has no order",
+                hint="give it __len__, or make it an IterableDataset with state_dict",
+            )
+        layout = Layout(len(self.dataset), self.global_batch, self._remainder)
+        if layout.tail % self._replicas:
+            raise UnsupportedError(
+                f"the last batch of {layout.tail} samples cannot be shared evenly by {self._replicas} replicas",
+                hint='use drop_last=True, or remainder="wrap" to fill it with samples seen twice',
+            )
+        return layout
+
+    def _settled_seed(self) -> int:
+        if self._seed is not None:
+            return self._seed
+        if self._replicas > 1:
+            raise UsageError(
+                "several replicas need one seed: each may have another initial seed of its own",
+                hint="pass seed=",
+            )
+        return torch.initial_seed()
+
+    def _sampler_batches(self) -> int | None:
+        if not hasattr(self._user_sampler, "__len__"):
+            return None
+        count = len(self._user_sampler)
+        if self.batch_size is None:
+            return count
+        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
+
+    def _opened(self) -> Source:
+        if self._source is None:
+            self._source = self._make_source()
+        return self._source
+
+    def _make_source(self) -> Source:
+        seed = self._ledger.cursor.seed
+        seeds = SampleSeeds(dataset_id=self.dataset_id, seed=seed, transform_version=self._transform_version)
+        sample_seeds = seeds if self._sample_rng else None
+        reading = Reading(self.collate_fn, self.num_workers, self._torch_arguments())
+        if self._layout is not None:
+            order = make_order(
+                self.cursor.order, self._layout.size, dataset_id=self.dataset_id, seed=seed
+            )
+            place = {"replica": self._replica, "replicas": self._replicas}
+            return MapSource(self.dataset, order, self._layout, **place, reading=reading, seeds=sample_seeds)
+        batching: dict[str, Any] = {"batch_size": self.batch_size, "drop_last": self.drop_last and not self._unbatched}
+        if self.streaming:
+            return StreamSource(self.dataset, **batching, reading=reading, seeds=sample_seeds)
+        batching["batches"] = self._batches
+        return SamplerSource(self.dataset, self._user_sampler, **batching, reading=reading, seeds=seeds)
+
+    def _torch_arguments(self) -> dict[str, Any]:
+        names = ("pin_memory", "prefetch_factor", "persistent_workers", "timeout")
+        more = ("worker_init_fn", "multiprocessing_context")
+        return {name: getattr(self, name) for name in names + more}
+
+    def _close_pass(self) -> None:
+        if self._pass is not None:
+            self._pass.close()
+        self._pass = None
+
+    def _check_not_begun(self, what: str) -> None:
+        if self._begun:
+            raise UsageError(f"{what}() after iteration has begun", hint=f"call {what}() before the first iter()")
+
+
+class _Pass(Iterator[Any]):
+    """One pass over (the rest of) an epoch."""
+
+    def __init__(
+        self, loader: DurableLoader, start: tuple[int, int], state: Any, batches: Iterator[tuple[Tag, Any]]
+    ) -> None:
+        self._loader = loader
+        self.start, self.state, self.batches = start, state, batches
+        self.ended = False
+
+    @property
+    def epoch(self) -> int:
+        return self.start[0]
+
+    def __next__(self) -> Any:
+        return self._loader._next(self)
+
+    def close(self) -> None:
+        """Stop reading ahead; workers that do not persist end."""
+        self.batches = iter(())
+
+
+def _identity(dataset: Any, declared: str | None) -> tuple[str, bool]:
+    """(dataset id, whether it stands for the content)."""
+    own = declared if declared is not None else getattr(dataset, "dataset_id", None)
+    if own is not None:
+        return str(own), True
+    length = len(dataset) if hasattr(dataset, "__len__") else "unsized"
+    return f"unverified:{type(dataset).__name__}:{length}", False

@@ -1,0 +1,110 @@
+"""L3. DurableSampler: the order as a sampler for any plain or stateful DataLoader.
+
+Its position counts what the loader *took*, which runs ahead of training by the loader's prefetching;
+``StatefulDataLoader`` allows for that, a plain ``DataLoader`` with workers does not. ``DurableLoader``
+counts what was trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..errors import FormatError, UsageError
+from .cursor import Cursor, Layout, Remainder
+from .order import FULL_PERMUTATION, SEQUENTIAL, make_order, wrapped_ids
+
+
+class DurableSampler:
+    """Ids of one replica, one at a time (``sampler=``) or, with ``batched=True``, as lists (``batch_sampler=``).
+
+    Each ``iter()`` goes through one epoch, or the rest of it after ``load_state_dict``; the next begins
+    the next epoch. ``set_epoch(e)`` begins epoch e instead. A batch is ``batch_size`` samples of this
+    replica; global batch k holds positions [kG, (k+1)G) with G = ``batch_size * replicas``.
+
+    Args:
+        data: a dataset or its length.
+        remainder: "drop", "short" or "wrap" (see ``Layout``).
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        batch_size: int = 1,
+        batched: bool = False,
+        shuffle: bool = True,
+        seed: int = 0,
+        replica: int = 0,
+        replicas: int = 1,
+        remainder: Remainder = "short",
+        dataset_id: str | None = None,
+    ) -> None:
+        size = data if isinstance(data, int) else len(data)
+        if not 0 <= replica < replicas:
+            raise UsageError(f"replica {replica} is not in [0, {replicas})")
+        self._layout = Layout(size, batch_size * replicas, remainder)
+        if self._layout.tail % replicas:
+            raise UsageError(
+                f"the last batch of {self._layout.tail} samples cannot be shared evenly by {replicas} replicas",
+                hint='use remainder="drop" or "wrap"',
+            )
+        name = FULL_PERMUTATION if shuffle else SEQUENTIAL
+        own = getattr(data, "dataset_id", None) if dataset_id is None else dataset_id
+        kind = "data" if isinstance(data, int) else type(data).__name__
+        identity = str(own) if own is not None else f"unverified:{kind}:{size}"
+        self._cursor = Cursor(identity, name, seed, 0, 0, size, batch_size * replicas, remainder)
+        self._order = make_order(name, size, dataset_id=identity, seed=seed)
+        self._replica, self._replicas = replica, replicas
+        self.batched = batched
+        self.batch_size = batch_size
+        self._epoch, self._batch, self._within = 0, 0, 0  # next to be taken; _within counts ids of the batch
+
+    def __iter__(self) -> Iterator[Any]:
+        while self._batch < self._layout.batches:
+            ids = self._ids(self._batch)
+            if self.batched:
+                self._batch += 1
+                yield list(ids)
+                continue
+            while self._within < len(ids):
+                self._within += 1
+                yield ids[self._within - 1]
+            self._batch, self._within = self._batch + 1, 0
+        self._epoch, self._batch, self._within = self._epoch + 1, 0, 0
+
+    def _ids(self, batch: int) -> tuple[int, ...]:
+        start, stop = self._layout.share(batch, self._replica, self._replicas)
+        return wrapped_ids(self._order, self._epoch, start, stop)
+
+    def __len__(self) -> int:
+        """What one epoch yields: batches if ``batched``, else samples of this replica."""
+        if self.batched:
+            return self._layout.batches
+        whole = (self._layout.batches - 1) * self.batch_size
+        return whole + self._layout.tail // self._replicas
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin ``epoch`` at the next ``iter()``; no effect when already in it (so that a resume stays)."""
+        if epoch != self._epoch:
+            self._epoch, self._batch, self._within = epoch, 0, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor of what was taken, and ``within``: ids of this replica already taken of its batch."""
+        position = {"epoch": self._epoch, "batch": self._batch}
+        return {**self._cursor.to_dict(), **position, "within": self._within}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there at the next ``iter()``. Raises ``SpecMismatchError`` when the data differs."""
+        fields = dict(state)
+        within = fields.pop("within", 0)
+        cursor = Cursor.from_dict(fields)
+        cursor.check_continues(self._cursor)
+        if cursor.seed != self._cursor.seed:
+            self._cursor = cursor
+            self._order = make_order(
+                cursor.order, self._layout.size, dataset_id=cursor.dataset_id, seed=cursor.seed
+            )
+        if cursor.batch >= self._layout.batches or not 0 <= within <= self.batch_size:
+            raise FormatError("cursor", f"batch {cursor.batch}, {within} ids into it, is outside the epoch")
+        self._epoch, self._batch, self._within = cursor.epoch, cursor.batch, within
