@@ -34,7 +34,12 @@ class PutIfAbsent:
 
 @dataclass(frozen=True)
 class SyncTail:
-    """Make the journal's visible tail durable before acting on it (POSIX: fsync the directory)."""
+    """Make the names visible under ``prefix`` durable before acting on them (POSIX: fsync the directory).
+
+    The journal's tail, unless said otherwise; also a document that a lost acknowledgement left visible.
+    """
+
+    prefix: str = "journal/"
 
 
 @dataclass(frozen=True)

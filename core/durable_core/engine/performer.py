@@ -9,7 +9,6 @@ from durable_core.clock import Clock
 from durable_core.commit import effects as fx
 from durable_core.engine import probe
 from durable_core.errors import DurableError, ObjectNotFoundError, UsageError
-from durable_core.format import layout
 from durable_core.tier.base import Tier
 from durable_core.types import SliceInfo, SliceKey
 
@@ -37,13 +36,14 @@ class Performer:
         self._table: dict[type, Callable[[Any], Any]] = {
             fx.Get: self._get,
             fx.PutIfAbsent: lambda e: self.tier.put_if_absent(e.key, e.data),
-            fx.SyncTail: lambda e: None if self.read_only else self.tier.sync_tail(layout.JOURNAL),
+            fx.SyncTail: lambda e: None if self.read_only else self.tier.sync_tail(e.prefix),
             fx.Size: self._size,
             fx.ListKeys: lambda e: tuple(self.tier.list(e.prefix)),
             fx.Delete: lambda e: self.tier.delete(e.key),
             fx.Describe: lambda e: self._staged().describe(),
             fx.WriteShard: lambda e: self._staged().write(self.tier, e.key, e.slices),
             fx.Now: lambda e: self.clock.monotonic(),
+            fx.WallTime: lambda e: self.clock.now(),
             fx.WallTime: lambda e: self.clock.now(),
             fx.Wait: lambda e: self.clock.sleep(e.seconds),
             fx.NewId: lambda e: self.clock.new_id(),

@@ -1,0 +1,165 @@
+"""L3. Which writer writes what, and whether what they wrote is one whole checkpoint. Pure.
+
+Every writer offers all it holds. What is equal on every replica is written once, shared out by size;
+a ``state/`` tensor that differs between replicas is kept for each as ``roles/<role>/state/<path>``.
+All writers compute the same assignment from the same offers, so none has to be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from durable_core.errors import CommitAborted, CoverageError
+from durable_core.format.coverage import cover
+from durable_core.format.layout import CheckpointName
+from durable_core.format.manifest import SHARED, TensorEntry
+from durable_core.format.receipt import Receipt
+from durable_core.types import ObjectInfo, PlacedSlice, SliceInfo, SliceKey
+
+#: The document that is each role's own even when all are equal.
+OWN_DOCUMENT = "role"
+
+Offers = Mapping[str, Sequence[SliceInfo]]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What the receipts of all writers amount to."""
+
+    objects: tuple[ObjectInfo, ...]
+    tensors: dict[str, TensorEntry]
+    documents: dict[tuple[str, str], Any]
+    bytes_written: int
+
+
+def assign(offers: Offers) -> dict[str, tuple[SliceKey, ...]]:
+    """Role -> the slices it has to write, by the keys they are stored under, sorted.
+
+    Greedy, largest first, to the holder with the least so far: no writer exceeds the mean by more
+    than the size of one slice. Deterministic in the offers.
+    """
+    planned = plan(offers)
+    return {role: tuple(sorted((i.slice for i in infos), key=_order)) for role, infos in planned.items()}
+
+
+def plan(offers: Offers) -> dict[str, tuple[SliceInfo, ...]]:
+    """As ``assign``, with what each stored slice must hash to."""
+    differing = divergent_keys(offers)
+    given: dict[str, list[SliceInfo]] = {role: [] for role in offers}
+    load = dict.fromkeys(offers, 0)
+    shared: dict[SliceKey, list[str]] = {}
+    infos: dict[SliceKey, SliceInfo] = {}
+    for role, held in offers.items():
+        for info in held:
+            if info.slice.key in differing:
+                given[role].append(_renamed(info, role))
+                load[role] += info.nbytes
+            else:
+                shared.setdefault(info.slice, []).append(role)
+                infos[info.slice] = info
+    for piece in sorted(shared, key=lambda piece: (-infos[piece].nbytes, _order(piece))):
+        role = min(shared[piece], key=lambda role: (load[role], role))
+        given[role].append(infos[piece])
+        load[role] += infos[piece].nbytes
+    return {role: tuple(held) for role, held in given.items()}
+
+
+def divergent_keys(offers: Offers) -> frozenset[str]:
+    """Keys of tensors of which some slice is not equal wherever it is held."""
+    seen: dict[SliceKey, SliceInfo] = {}
+    differing = set()
+    for held in offers.values():
+        for info in held:
+            if seen.setdefault(info.slice, info) != info:
+                differing.add(info.slice.key)
+    return frozenset(differing)
+
+
+def check_receipts(
+    receipts: Mapping[str, Receipt], roles: Sequence[str], name: CheckpointName, step: int
+) -> None:
+    """The receipts are those of ``roles``, by identity, for this checkpoint and step, and each writer
+    wrote what all the offers together assign to it. ``CommitAborted`` says what is wrong."""
+    if missing := sorted(set(roles) - receipts.keys()):
+        raise CommitAborted(f"c{name.c}: no receipt of {', '.join(missing)}")
+    for role in roles:
+        receipt = receipts[role]
+        if receipt.role != role:
+            raise CommitAborted(f"c{name.c}: the receipt of {role} is signed by {receipt.role}")
+        said, meant = (receipt.generation, receipt.c, receipt.step), (name.generation, name.c, step)
+        if said != meant:
+            raise CommitAborted(f"c{name.c}: {role} speaks of (generation, c, step) {said}, not {meant}")
+        for info in receipt.objects:
+            if info.key != name.shard(role):
+                raise CommitAborted(f"c{name.c}: {role} claims to have written {info.key}")
+    wanted = plan({role: receipts[role].offered for role in roles})
+    for role in roles:
+        placed = {piece.info.slice: piece.info for piece in receipts[role].placed}
+        if placed != {info.slice: info for info in wanted[role]}:
+            raise CommitAborted(f"c{name.c}: {role} did not write the slices assigned to it")
+
+
+def check_coverage(placed: Iterable[PlacedSlice]) -> dict[str, TensorEntry]:
+    """Tensor by tensor, each element exactly once, with one dtype and one shape; sorted by key.
+
+    Raises ``CoverageError`` naming the tensor.
+    """
+    found: dict[str, list[PlacedSlice]] = {}
+    for piece in placed:
+        found.setdefault(piece.info.slice.key, []).append(piece)
+    tensors = {}
+    for key in sorted(found):
+        pieces = sorted(found[key], key=lambda piece: _order(piece.info.slice))
+        kinds = {(piece.info.dtype, piece.info.global_shape) for piece in pieces}
+        if len(kinds) != 1:
+            raise CoverageError(key, f"slices of different tensors: {sorted(map(str, kinds))}")
+        dtype, global_shape = kinds.pop()
+        cover(global_shape, (piece.info.slice for piece in pieces), key=key)
+        tensors[key] = TensorEntry(dtype, global_shape, tuple(pieces))
+    return tensors
+
+
+def unite(
+    receipts: Mapping[str, Receipt],
+    roles: Sequence[str],
+    reused: Iterable[tuple[PlacedSlice, ObjectInfo]] = (),
+) -> Whole:
+    """The whole that checked receipts make, with slices reused from older checkpoints.
+
+    Raises ``CoverageError`` when it is not whole.
+    """
+    old = tuple(reused)
+    written = tuple(info for role in roles for info in receipts[role].objects)
+    placed = [piece for role in roles for piece in receipts[role].placed] + [piece for piece, _ in old]
+    return Whole(
+        objects=(*written, *{info.key: info for _, info in old}.values()),
+        tensors=check_coverage(placed),
+        documents=_documents({role: receipts[role] for role in roles}),
+        bytes_written=sum(info.nbytes for info in written),
+    )
+
+
+def _documents(receipts: Mapping[str, Receipt]) -> dict[tuple[str, str], Any]:
+    """Once where every role has the same document, else for each role; ``role`` always for each."""
+    united: dict[tuple[str, str], Any] = {}
+    for name in sorted({name for receipt in receipts.values() for name in receipt.documents}):
+        holders = {role: receipt for role, receipt in receipts.items() if name in receipt.documents}
+        digests = {receipt.document_digests[name] for receipt in holders.values()}
+        if name != OWN_DOCUMENT and len(digests) == 1 and len(holders) == len(receipts):
+            united[name, SHARED] = next(iter(holders.values())).documents[name]
+        else:
+            united.update({(name, role): receipt.documents[name] for role, receipt in holders.items()})
+    return united
+
+
+def _renamed(info: SliceInfo, role: str) -> SliceInfo:
+    own = f"roles/{role}/"
+    if info.slice.key.startswith(own):
+        return info
+    return replace(info, slice=replace(info.slice, key=own + info.slice.key))
+
+
+def _order(piece: SliceKey) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    return piece.key, piece.offsets, piece.shape

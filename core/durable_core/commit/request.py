@@ -1,0 +1,108 @@
+"""L3. What a save is asked to do and what came of it: frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from durable_core.commit.journal import View
+from durable_core.errors import CommitAborted, UsageError
+from durable_core.types import ObjectInfo, PlacedSlice, Promise, SliceKey, Token
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Longest waits, in seconds: writers for the allocation, all for each other's offers, the
+    coordinator for receipts, writers for the commit. A dead peer costs one save, never the run."""
+
+    allocation_seconds: float = 120.0
+    offers_seconds: float = 120.0
+    receipts_seconds: float = 600.0
+    commit_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if not getattr(self, name) > 0:
+                raise UsageError(f"deadlines.{name} must be positive")
+
+
+@dataclass(frozen=True)
+class LedgerRows:
+    """The bytes of one ledger segment object and the number of sample ids in it."""
+
+    data: bytes
+    samples: int
+
+
+#: The rows after the given step (``None``: from the start) up to the step being saved. It is asked
+#: once the journal has said which checkpoint is the parent, so segments neither overlap nor leave a gap.
+LedgerSource = Callable[["int | None"], LedgerRows]
+
+
+@dataclass(frozen=True)
+class SaveRequest:
+    """One writer's part of one save.
+
+    ``roles``: every writer, the coordinator first. ``documents``: typed JSON by name (``state``,
+    ``role``, …). ``slices``: what is staged; ``None`` asks by ``Describe``. ``reuses``: slices equal
+    to ones already stored, with their objects; they are not staged again, on any role. ``ledger``:
+    ``None`` when the data does not come through the ledger. The rest goes into the manifest as it is,
+    from the coordinator's request.
+    """
+
+    role: str
+    roles: tuple[str, ...]
+    token: Token
+    run_id: str
+    step: int
+    documents: Mapping[str, Any]
+    cursor: Any
+    spec_digest: str
+    promise: Promise
+    slices: tuple[SliceKey, ...] | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+    metrics: tuple[Any, ...] = ()
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    topology: Mapping[str, Any] = field(default_factory=dict)
+    dataset: Any = None
+    ledger: LedgerSource | None = None
+    tiers: tuple[str, ...] = ("disk",)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    reuses: tuple[tuple[PlacedSlice, ObjectInfo], ...] = ()
+    consistent: bool = True
+
+    def __post_init__(self) -> None:
+        if self.role not in self.roles or len(set(self.roles)) != len(self.roles):
+            raise UsageError(f"role {self.role!r} is not one of the distinct roles {self.roles!r}")
+        if self.step < 0:
+            raise UsageError(f"step {self.step} is negative")
+
+    @property
+    def coordinates(self) -> bool:
+        return self.role == self.roles[0]
+
+
+@dataclass(frozen=True)
+class SaveOutcome:
+    """A committed checkpoint. ``view`` ends at or after the commit record."""
+
+    c: int
+    step: int
+    generation: int
+    manifest_key: str
+    manifest_digest: str
+    bytes: int
+    bytes_written: int
+    view: View = field(repr=False)
+
+
+class SaveAborted(CommitAborted):
+    """The save was given up; ``__cause__`` says why when another error did it. Training goes on.
+
+    ``view`` is the journal as last seen, with ``view.doubt`` when the record of the abort is in doubt.
+    """
+
+    def __init__(self, message: str, view: View, *, hint: str = "the next save starts afresh") -> None:
+        super().__init__(message, hint=hint)
+        self.view = view

@@ -1,0 +1,318 @@
+"""L3. Saving one checkpoint: the programs of the coordinator and of the other writers.
+
+Each walks its table in ``machine``. Nothing here waits for another process without a deadline, and
+no collective is used: writers meet only in the store. The commit record is the commit; whatever
+happens before it leaves the previous checkpoint as it was and residue under a prefix of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from durable_core.commit.effects import Program, Reached, Size
+from durable_core.commit.fence import token_error
+from durable_core.commit.journal import AppendInDoubt, Draft, View, append, replay, settle
+from durable_core.commit.machine import COORDINATOR, WRITER, Event, Walk
+from durable_core.commit.objects import poll, put_document
+from durable_core.commit.plan import check_receipts, unite
+from durable_core.commit.request import SaveAborted, SaveOutcome, SaveRequest
+from durable_core.commit.state import CheckpointInfo
+from durable_core.commit.writing import Attempt, collect, write_part
+from durable_core.errors import (
+    CommitAborted,
+    CorruptError,
+    FencedError,
+    LostSlot,
+    RecordRefused,
+    TierError,
+    UsageError,
+)
+from durable_core.format import digests
+from durable_core.format import ledger as ledgers
+from durable_core.format import manifest as manifests
+from durable_core.format import receipt as receipts
+from durable_core.format.manifest import LedgerRef, Manifest
+from durable_core.format.receipt import Receipt
+from durable_core.format.record import Kind
+from durable_core.types import CheckpointState, CrashPoint, Token
+
+#: Allocations lost to other records before a save is given up.
+ALLOCATE_ROUNDS = 16
+
+#: What ends a save and nothing else.
+GIVEN_UP = (CommitAborted, CorruptError, TierError, RecordRefused, LostSlot)
+
+
+# --- the coordinator -------------------------------------------------------------------------
+
+
+def save_coordinator(view: View, request: SaveRequest) -> Program[SaveOutcome]:
+    """Allocate, write, verify, publish, commit.
+
+    Raises ``Fenced``, ``Superseded`` or ``RunEnded`` (stop); ``AppendInDoubt`` when it is unknown
+    whether the allocation or the commit arrived (``.view`` settles it before its next record);
+    ``SaveAborted`` for everything that leaves the previous checkpoint the newest.
+    """
+    walk = Walk(COORDINATOR)
+    yield Reached(CrashPoint.K0)
+    try:
+        view, attempt = yield from _allocate(view, request)
+    except FencedError:
+        walk.on(Event.FENCE)
+        raise
+    except AppendInDoubt:
+        raise
+    except GIVEN_UP as error:
+        walk.on(Event.ABORT)
+        raise SaveAborted(f"step {request.step}: {error}", view) from error
+    walk.on(Event.ALLOCATE)
+    yield Reached(CrashPoint.K1)
+    try:
+        return (yield from _carry_through(walk, view, attempt))
+    except FencedError:
+        walk.on(Event.FENCE)
+        raise
+    except AppendInDoubt:
+        walk.on(Event.LOSE_ACK)
+        raise
+    except GIVEN_UP as error:
+        walk.on(Event.ABORT)
+        view = yield from _abort(view, attempt, str(error))
+        raise SaveAborted(f"c{attempt.info.c} at step {request.step}: {error}", view) from error
+
+
+def _carry_through(walk: Walk, view: View, attempt: Attempt) -> Program[SaveOutcome]:
+    """From the allocation to the commit record."""
+    request = attempt.request
+    own = yield from write_part(walk, attempt)
+    yield Reached(CrashPoint.K8)
+    if len(request.roles) > 1:
+        yield Reached(CrashPoint.K20)
+    found = yield from collect(attempt, attempt.name.receipt, receipts.decode_receipt, own)
+    yield Reached(CrashPoint.K9)
+    manifest, bytes_written = yield from _verify(attempt, found)
+    walk.on(Event.VERIFY)
+    yield Reached(CrashPoint.K10)
+    data = _encoded(manifest)
+    yield from put_document(attempt.name.manifest, data)
+    walk.on(Event.PUBLISH)
+    yield Reached(CrashPoint.K12)
+    outcome = SaveOutcome(
+        c=attempt.info.c,
+        step=request.step,
+        generation=attempt.info.generation,
+        manifest_key=attempt.name.manifest,
+        manifest_digest=manifests.manifest_digest(data),
+        bytes=manifest.logical_bytes,
+        bytes_written=bytes_written,
+        view=view,
+    )
+    return (yield from _commit(walk, manifest, outcome, request))
+
+
+def _allocate(view: View, request: SaveRequest) -> Program[tuple[View, Attempt]]:
+    """The next number for this step, continuing the head. Any doubt is settled before it is chosen."""
+    view = yield from settle(view)
+    view = yield from replay(view)
+    for _ in range(ALLOCATE_ROUNDS):
+        state = view.state
+        error = token_error(state, request.token)
+        if error is not None:
+            raise error
+        if state.head_step is not None and request.step <= state.head_step:
+            raise CommitAborted(f"the head, c{state.head}, is at step {state.head_step} already")
+        payload = {"c": state.next_c, "step": request.step, "parent": state.head}
+        draft = Draft.by(request.token, Kind.CHECKPOINT_ALLOCATED, payload)
+        try:
+            view = yield from append(view, draft, exact=True)
+        except LostSlot:
+            view = yield from replay(view)
+            continue
+        return view, Attempt(request, view.state.checkpoints[state.next_c], state.head_step)
+    raise LostSlot(f"lost {ALLOCATE_ROUNDS} races for a number")
+
+
+def _verify(attempt: Attempt, found: Mapping[str, Receipt]) -> Program[tuple[Manifest, int]]:
+    """The manifest that the receipts amount to, and the bytes newly written.
+
+    Receipts are checked by identity, against each other's offers, for coverage, and against the sizes
+    of the objects that are really there.
+    """
+    request, name = attempt.request, attempt.name
+    check_receipts(found, request.roles, name, request.step)
+    whole = unite(found, request.roles, request.reuses)
+    for info in whole.objects:
+        nbytes = yield Size(info.key)
+        if nbytes != info.nbytes:
+            raise CommitAborted(f"{info.key} has {nbytes} bytes instead of {info.nbytes}")
+    ledger = yield from _put_ledger_index(attempt, found)
+    manifest = Manifest(
+        run_id=request.run_id,
+        generation=name.generation,
+        c=name.c,
+        step=request.step,
+        parent=attempt.info.parent,
+        spec_digest=request.spec_digest,
+        promise=request.promise,
+        cursor=request.cursor,
+        roles=request.roles,
+        objects=whole.objects,
+        tensors=whole.tensors,
+        documents=whole.documents,
+        receipts={role: digests.sha256(receipts.encode_receipt(found[role])) for role in request.roles},
+        counters=request.counters,
+        topology=request.topology,
+        fingerprint=request.fingerprint,
+        dataset=request.dataset,
+        metrics=request.metrics,
+        ledger=ledger,
+        consistent=request.consistent,
+    )
+    return manifest, whole.bytes_written
+
+
+def _put_ledger_index(attempt: Attempt, found: Mapping[str, Receipt]) -> Program[LedgerRef | None]:
+    segments = {role: receipt.ledger for role, receipt in found.items() if receipt.ledger is not None}
+    if not segments:
+        return None
+    if len(segments) != len(found):
+        raise CommitAborted(f"no ledger of {', '.join(sorted(found.keys() - segments.keys()))}")
+    info, name = attempt.info, attempt.name
+    data = ledgers.encode_index(
+        ledgers.LedgerIndex(info.generation, info.c, info.step, info.parent, segments)
+    )
+    yield from put_document(name.ledger_index, data)
+    return LedgerRef(name.ledger_index, ledgers.index_digest(data))
+
+
+def _commit(
+    walk: Walk, manifest: Manifest, outcome: SaveOutcome, request: SaveRequest
+) -> Program[SaveOutcome]:
+    """Append the record that is the commit."""
+    ledger = manifest.ledger
+    payload = {
+        "c": outcome.c,
+        "step": outcome.step,
+        "parent": manifest.parent,
+        "manifest": outcome.manifest_key,
+        "manifest_digest": outcome.manifest_digest,
+        "bytes": outcome.bytes,
+        "bytes_written": outcome.bytes_written,
+        "tiers": list(request.tiers),
+        "cursor_digest": manifest.cursor_digest,
+        "reuses": list(manifest.reuses),
+        "ledger": None if ledger is None else {"key": ledger.key, "digest": ledger.digest},
+    }
+    view = yield from append(outcome.view, Draft.by(request.token, Kind.CHECKPOINT_COMMITTED, payload))
+    yield Reached(CrashPoint.K13)
+    walk.on(Event.COMMIT)
+    yield Reached(CrashPoint.K15)
+    return SaveOutcome(**{**outcome.__dict__, "view": view})
+
+
+def _abort(view: View, attempt: Attempt, reason: str) -> Program[View]:
+    """Tell the journal, if it can be told; an allocation without an end is harmless residue."""
+    payload = {"c": attempt.info.c, "reason": reason}
+    try:
+        return (yield from append(view, Draft.by(attempt.request.token, Kind.CHECKPOINT_ABORTED, payload)))
+    except AppendInDoubt as doubt:
+        return doubt.view
+    except GIVEN_UP:
+        return view
+
+
+def _encoded(manifest: Manifest) -> bytes:
+    try:
+        return manifests.encode(manifest)
+    except UsageError as error:
+        raise CommitAborted(f"the manifest would not be readable: {error}") from error
+
+
+# --- the other writers -----------------------------------------------------------------------
+
+
+def save_writer(view: View, request: SaveRequest) -> Program[SaveOutcome]:
+    """Wait for the allocation of this step, write this role's part, wait for the commit.
+
+    Raises ``Fenced``, ``Superseded`` or ``RunEnded`` (stop), or ``SaveAborted``, also when the
+    commit has not been seen by the deadline: whether it came later, the journal says.
+    """
+    walk = Walk(WRITER)
+    try:
+        view, attempt = yield from _await_allocation(view, request)
+        walk.on(Event.ALLOCATE)
+        yield from write_part(walk, attempt)
+        yield Reached(CrashPoint.K8)
+        view = yield from wait_commit(
+            view, request.token, attempt.info.c, seconds=request.deadlines.commit_seconds
+        )
+    except FencedError:
+        walk.on(Event.FENCE)
+        raise
+    except GIVEN_UP as error:
+        walk.on(Event.ABORT)
+        raise SaveAborted(f"step {request.step} of {request.role}: {error}", view) from error
+    walk.on(Event.COMMIT)
+    info = view.state.checkpoints[attempt.info.c]
+    return SaveOutcome(
+        c=info.c,
+        step=info.step,
+        generation=info.generation,
+        manifest_key=info.manifest,
+        manifest_digest=info.manifest_digest,
+        bytes=info.bytes,
+        bytes_written=info.bytes_written,
+        view=view,
+    )
+
+
+def _await_allocation(view: View, request: SaveRequest) -> Program[tuple[View, Attempt]]:
+    """Probe the journal until this generation has an open allocation for this step."""
+    seen = view
+
+    def look() -> Program[Attempt | None]:
+        nonlocal seen
+        seen = yield from replay(seen)
+        error = token_error(seen.state, request.token)
+        if error is not None:
+            raise error
+        for info in seen.state.checkpoints.newest_first():
+            if info.generation != request.token.generation or info.step < request.step:
+                break
+            if info.step == request.step and info.state is CheckpointState.ALLOCATED:
+                parent = info.parent
+                after = None if parent is None else seen.state.checkpoints[parent].step
+                return Attempt(request, info, after)
+        return None
+
+    attempt = yield from poll(look, seconds=request.deadlines.allocation_seconds)
+    if attempt is None:
+        raise CommitAborted(f"the coordinator has not allocated step {request.step} by the deadline")
+    return seen, attempt
+
+
+def wait_commit(view: View, token: Token, c: int, *, seconds: float) -> Program[View]:
+    """The view in which ``c`` is committed.
+
+    Raises ``CommitAborted`` when it was aborted or is still open after ``seconds``, or the reason why
+    ``token`` may not write any more. A commit before that counts, whatever came after it.
+    """
+    seen = view
+
+    def look() -> Program[CheckpointInfo | None]:
+        nonlocal seen
+        seen = yield from replay(seen)
+        info = seen.state.checkpoints.get(c)
+        if info is not None and info.state is not CheckpointState.ALLOCATED:
+            return info
+        error = token_error(seen.state, token)
+        if error is not None:
+            raise error
+        return None
+
+    info = yield from poll(look, seconds=seconds)
+    if info is None:
+        raise CommitAborted(f"c{c} has not been committed by the deadline")
+    if not info.was_committed:
+        raise CommitAborted(f"c{c} was {info.state.value}: {info.note}")
+    return seen
