@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from durable_core.errors import DurableError, RestoreError, SpecMismatchError, UsageError
+from durable_core.errors import DurableError, PromiseError, RestoreError, SpecMismatchError, UsageError
 from durable_core.state import contract, modules, optimizers
 from durable_core.state.contract import ORDER, Kind
 
@@ -73,8 +73,9 @@ def restore(objects: Mapping[str, Any], tree: Tree) -> tuple[str, ...]:
 
     First everything is checked (objects, keys, shapes, dtypes, groups, versions): ``SpecMismatchError`` lists
     what does not fit, and no object has been touched. Then the objects are restored in the order of
-    ``contract.Kind``, random streams last. The tree's tensors belong to the objects afterwards. An
-    object that raises while loading leaves a ``RestoreError``: that state must not be trained on.
+    ``contract.Kind``, random streams last. ``PromiseError``, also before anything is touched, when the
+    checkpoint holds random streams of a device that is not here. The tree's tensors belong to the objects
+    afterwards. An object that raises while loading leaves a ``RestoreError``: do not train on that state.
     """
     contract.check_all(objects)
     live = {name: contract.adapt(obj) for name, obj in objects.items()}
@@ -138,6 +139,8 @@ def _user_problems(obj: Any, state: Any, version: int) -> Iterator[str]:
     elif hasattr(obj, "check_state_dict"):
         try:
             obj.check_state_dict(state)
+        except PromiseError:
+            raise  # not a misfit: another promise, or another machine, is the way out
         except UsageError as error:
             yield error.message
 

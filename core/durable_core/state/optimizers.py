@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 # State that torch's optimizers keep per element of the parameter.
-_ELEMENTWISE = frozenset(
-    ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg")
-    + ("acc_delta", "sum", "mu", "ax", "prev")
-)
+_ELEMENTWISE = {
+    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg",
+    "acc_delta", "sum", "mu", "ax", "prev",
+}  # fmt: skip
 # Scheduler state with one entry per parameter group or per scheduler inside.
 _PER_GROUP = ("base_lrs", "lr_lambdas", "min_lrs", "_schedulers")
 

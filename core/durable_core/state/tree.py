@@ -160,6 +160,4 @@ def _escape(path: str) -> str:
     """Keys are printable UTF-8; ``@`` is kept for shard names. The codec has escaped ``%`` already."""
     if path.isalnum() or all(char.isprintable() and char != "@" for char in path):
         return path
-    return "".join(
-        char if char.isprintable() and char != "@" else f"%{ord(char):02X}" for char in path
-    )
+    return "".join(char if char.isprintable() and char != "@" else f"%{ord(char):02X}" for char in path)
