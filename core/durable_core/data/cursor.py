@@ -1,4 +1,4 @@
-"""L3. The cursor: the logical data position after the last committed step, a few numbers whatever the dataset.
+"""L3. The cursor: the logical data position after the last committed step, in a few numbers.
 
 It is global: the same on every replica, and independent of worker counts, prefetching and (at one
 global batch size) of the number of replicas.
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from ..errors import FormatError, SpecMismatchError, UnknownVersionError, UsageError
+from ..errors import FormatError, SpecMismatchError, UnknownVersionError, UnsupportedError, UsageError
 
 Remainder = Literal["drop", "short", "wrap"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "short", "wrap")
@@ -72,6 +72,15 @@ class Layout:
         count = stop - start
         return start + count * replica // replicas, start + count * (replica + 1) // replicas
 
+    def check_shares(self, replicas: int) -> None:
+        """Raise ``UnsupportedError`` unless every batch can be shared evenly by that many replicas."""
+        for count in (self.global_batch, self.tail):
+            if count % replicas:
+                raise UnsupportedError(
+                    f"a batch of {count} samples cannot be shared evenly by {replicas} replicas",
+                    hint='use drop_last=True, or remainder="wrap" to fill it with samples seen twice',
+                )
+
     def position(self, step: int) -> tuple[int, int]:
         """(epoch, next batch in it) after ``step`` batches from the very beginning; both from 0."""
         return divmod(step, self.batches)
@@ -115,10 +124,11 @@ class Cursor:
         fields = ("dataset_id", "order", "size", "global_batch", "remainder")
         differing = tuple(name for name in fields if getattr(self, name) != getattr(now, name))
         if differing:
-            what = "; ".join(f"{n} was {getattr(self, n)!r} and is now {getattr(now, n)!r}" for n in differing)
+            pairs = ((name, getattr(self, name), getattr(now, name)) for name in differing)
+            what = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, old, new in pairs)
             hint = "restore the settings the run was started with, or fork the run"
             if differing == ("global_batch",):
-                hint = "keep batch_size x replicas as it was; with other replicas divide it anew, or fork the run"
+                hint = "keep batch_size x replicas as it was, or fork the run"
             raise SpecMismatchError(f"the data differs from the run's: {what}", fields=differing, hint=hint)
 
     def to_dict(self) -> dict[str, Any]:

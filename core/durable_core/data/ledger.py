@@ -92,8 +92,8 @@ class Ledger:
 
     def rewind(self, epoch: int, batch: int) -> None:
         """The pass begins again there; what it handed over, none of it acknowledged, is forgotten."""
-        while self._outstanding and (self._outstanding[-1].epoch, self._outstanding[-1].batch) >= (epoch, batch):
-            self._outstanding.pop()
+        keep = (tag for tag in self._outstanding if (tag.epoch, tag.batch) < (epoch, batch))
+        self._outstanding = deque(keep)
         self._handed = (epoch, batch)
 
     def leave(self, epoch: int) -> None:
@@ -145,7 +145,7 @@ class Ledger:
             )
         if n > len(self._outstanding):
             raise OrderError(
-                f"{n} batches acknowledged at step {step}, but only {len(self._outstanding)} were handed over",
+                f"{n} batches acknowledged at step {step}, of {len(self._outstanding)} handed over",
                 hint="acknowledge each batch once, and before the epoch is left",
             )
         for _ in range(n):

@@ -169,12 +169,13 @@ def _feistel(start: int, stop: int, size: int, keys: Words) -> Ids:
 def _rounds(values: Words, rows: int, columns: int, keys: Words) -> Words:
     """One pass of the network: a bijection of [0, rows * columns)."""
     a, b = np.uint64(rows), np.uint64(columns)
-    left = values // b
+    left: Words = values // b
     right = values - left * b
     for index in range(0, ROUNDS, 2):
         left = _add(left, right, keys[index], a)
         right = _add(right, left, keys[index + 1], b)
-    return left * b + right
+    joined: Words = left * b + right
+    return joined
 
 
 def _add(target: Words, other: Words, key: np.uint64, modulus: np.uint64) -> Words:
@@ -184,7 +185,8 @@ def _add(target: Words, other: Words, key: np.uint64, modulus: np.uint64) -> Wor
     noise *= modulus
     noise >>= _HALF
     noise += target
-    return np.minimum(noise, noise - modulus)  # below modulus the difference wraps to a huge value
+    reduced: Words = np.minimum(noise, noise - modulus)  # below modulus the difference wraps to huge
+    return reduced
 
 
 def _checked_size(size: int) -> int:

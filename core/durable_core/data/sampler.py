@@ -16,7 +16,7 @@ from .order import FULL_PERMUTATION, SEQUENTIAL, make_order, wrapped_ids
 
 
 class DurableSampler:
-    """Ids of one replica, one at a time (``sampler=``) or, with ``batched=True``, as lists (``batch_sampler=``).
+    """Ids of one replica: one at a time (``sampler=``) or, if ``batched``, as lists (``batch_sampler=``).
 
     Each ``iter()`` goes through one epoch, or the rest of it after ``load_state_dict``; the next begins
     the next epoch. ``set_epoch(e)`` begins epoch e instead. A batch is ``batch_size`` samples of this
@@ -44,11 +44,7 @@ class DurableSampler:
         if not 0 <= replica < replicas:
             raise UsageError(f"replica {replica} is not in [0, {replicas})")
         self._layout = Layout(size, batch_size * replicas, remainder)
-        if self._layout.tail % replicas:
-            raise UsageError(
-                f"the last batch of {self._layout.tail} samples cannot be shared evenly by {replicas} replicas",
-                hint='use remainder="drop" or "wrap"',
-            )
+        self._layout.check_shares(replicas)
         name = FULL_PERMUTATION if shuffle else SEQUENTIAL
         own = getattr(data, "dataset_id", None) if dataset_id is None else dataset_id
         kind = "data" if isinstance(data, int) else type(data).__name__

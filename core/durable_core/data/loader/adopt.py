@@ -13,7 +13,7 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
 )
-from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 from torchdata.stateful_dataloader import sampler as torchdata_samplers
 
 from ...errors import UnsupportedError, UsageError
@@ -45,7 +45,8 @@ def arguments(
             "batch_size=None with a map-style dataset leaves the batches to the sampler or the dataset",
             hint="pass batch_size, or give the BatchSampler as batch_sampler",
         )
-    batch_size, drop_last, sampler = loader.batch_size, loader.drop_last, loader.sampler
+    batch_size, drop_last = loader.batch_size, loader.drop_last
+    sampler: Any = loader.sampler
     if batch_size is None:
         sampler = loader.batch_sampler
         if type(sampler) in _BATCH:  # an ordinary batch sampler, only spelt out
@@ -55,11 +56,12 @@ def arguments(
         replicas = sampler.num_replicas if replicas is None else replicas
     place = {"replica": replica or 0, "replicas": replicas or 1}
     common |= {**place, "batch_size": batch_size}
-    shuffle = _shuffle(sampler, loader.dataset)
+    dataset: Any = loader.dataset
+    shuffle = _shuffle(sampler, dataset)
     if shuffle is None or batch_size is None:
         return {**common, "sampler": sampler, "drop_last": drop_last}
     drop_tail = isinstance(sampler, DistributedSampler) and sampler.drop_last
-    remainder = _remainder(len(loader.dataset), batch_size, place["replicas"], drop_last, drop_tail)
+    remainder = _remainder(len(dataset), batch_size, place["replicas"], drop_last, drop_tail)
     return {**common, "shuffle": shuffle, "remainder": remainder}
 
 
@@ -149,7 +151,7 @@ def check_sampler(sampler: Any, dataset: Any, *, replicas: int, promise: Promise
         return Promise.BITWISE
     if type(sampler) in (*_RANDOM, SequentialSampler, *_DISTRIBUTED):
         what = f"{name} draws with replacement, a part of the dataset, or from another one"
-        way = "use shuffle=True over the whole dataset or a Subset of it, and limit the batches in the trainer"
+        way = "use shuffle=True over the whole dataset or a Subset, and limit the batches in the trainer"
     else:
         what = f"{name} is a sampler without state_dict, so its order cannot be restored"
         way = "use shuffle=True, give it state_dict() and load_state_dict()"

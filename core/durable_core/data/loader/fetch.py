@@ -1,8 +1,7 @@
-"""L3. What runs where the data is read, in a worker or not: seed, fetch, collate, and say which ids it was."""
+"""L3. What runs where the data is read, in a worker or not: seed, fetch, collate, say which ids it was."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -180,11 +179,10 @@ class StreamIterator(Iterator[StreamItem]):
         return value
 
     def state_dict(self) -> dict[str, Any]:
-        # Copied: a dataset may well return the very list it goes on changing.
         return {
             "ordinal": max(self._ordinal, self._replayed),
-            "dataset": copy.deepcopy(self._dataset.state_dict()) if is_stateful(self._dataset) else None,
-            "iterator": copy.deepcopy(self._iterator.state_dict()) if is_stateful(self._iterator) else None,
+            "dataset": _state_of(self._dataset),
+            "iterator": _state_of(self._iterator),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -219,6 +217,9 @@ class StreamCollate:
 
 def is_stateful(item: Any) -> bool:
     """Whether it has ``state_dict`` and ``load_state_dict``."""
-    with contextlib.suppress(AttributeError):
-        return callable(item.state_dict) and callable(item.load_state_dict)
-    return False
+    return all(callable(getattr(item, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _state_of(item: Any) -> Any:
+    """A copy: a dataset may well return the very list that it goes on changing."""
+    return copy.deepcopy(item.state_dict()) if is_stateful(item) else None

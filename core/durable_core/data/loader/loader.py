@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,15 +11,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
-from ...errors import FormatError, SpecMismatchError, UnsupportedError, UsageError
+from ...errors import FormatError, OrderError, SpecMismatchError, UnsupportedError, UsageError
 from ...types import Promise
-from ..cursor import Cursor, Layout, Remainder
+from ..cursor import Cursor, Remainder
 from ..ledger import Ledger, LedgerRow, Tag
-from ..order import FULL_PERMUTATION, SEQUENTIAL, make_order
-from ..rng import SampleSeeds, preserved_streams
-from ..sampler import DurableSampler
+from ..rng import preserved_streams
 from . import adopt
-from .sources import MapSource, Reading, SamplerSource, Source, StreamSource
+from .plan import Plan, Settings, make_plan, make_source
+from .sources import Source
 
 
 class DurableLoader:
@@ -89,32 +89,40 @@ class DurableLoader:
     ) -> None:
         if not in_order:
             raise UnsupportedError("in_order=False keeps no order", hint="leave in_order=True")
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.num_workers = num_workers
-        self.collate_fn = collate_fn or (default_convert if self._unbatched else default_collate)
-        self.shuffle = shuffle
-        self.pin_memory = pin_memory
-        self.prefetch_factor = prefetch_factor
-        self.persistent_workers = persistent_workers and not self.streaming
-        self.timeout = timeout
-        self.worker_init_fn = worker_init_fn
-        self.multiprocessing_context = multiprocessing_context
-        self.before_next: list[Callable[[], None]] = []
-        """Called at the start of each ``__next__``, before anything is fetched: the snapshot boundary."""
-
-        self._user_sampler = sampler
-        self._promise = Promise(promise)
-        self._remainder: Remainder = remainder or ("drop" if drop_last else "short")
-        self._transform_version = transform_version
-        self._sample_rng = sample_rng
-        self._seed = seed
-        self._replica, self._replicas = replica, replicas
+        streaming = isinstance(dataset, IterableDataset)
+        identity, self.verified = _identity(dataset, dataset_id)
+        whole = default_convert if streaming and batch_size is None else default_collate
+        self._settings = Settings(
+            dataset=dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            replica=replica,
+            replicas=replicas,
+            remainder=remainder or ("drop" if drop_last else "short"),
+            dataset_id=identity,
+            sampler=sampler,
+            promise=Promise(promise),
+            transform_version=transform_version,
+            sample_rng=sample_rng,
+            num_workers=num_workers,
+            collate_fn=collate_fn or whole,
+            torch_arguments={
+                "pin_memory": pin_memory,
+                "prefetch_factor": prefetch_factor,
+                "persistent_workers": persistent_workers and not streaming,
+                "timeout": timeout,
+                "worker_init_fn": worker_init_fn,
+                "multiprocessing_context": multiprocessing_context,
+            },
+        )
         self._source: Source | None = None
         self._pass: _Pass | None = None
         self._begun = False
-        self.dataset_id, self.verified = _identity(dataset, dataset_id)
-        self._configure()
+        self._plan: Plan = make_plan(self._settings)
+        self._ledger = Ledger(self._plan.start)
+        self.before_next: list[Callable[[], None]] = []
+        """Called at the start of each ``__next__``, before anything is fetched: the snapshot boundary."""
 
     @classmethod
     def from_dataloader(
@@ -147,16 +155,16 @@ class DurableLoader:
         self, *, replica: int | None = None, replicas: int | None = None, seed: int | None = None
     ) -> None:
         """Give the loader its place and seed, before the first ``iter()``; what is None stays."""
-        if (replica, replicas, seed) == (None, None, None):
+        given = {"replica": replica, "replicas": replicas, "seed": seed}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if not changes:
             return
         self._check_not_begun("bind")
-        before = self._ledger.cursor
-        self._replica = self._replica if replica is None else replica
-        self._replicas = self._replicas if replicas is None else replicas
-        self._seed = self._seed if seed is None else seed
-        self._configure()
-        if (before.epoch, before.batch) != (0, 0):
+        if self._ledger.position != (0, 0):
             raise UsageError("bind() after load_state_dict()", hint="bind first, then restore")
+        self._settings = dataclasses.replace(self._settings, **changes)
+        self._plan = make_plan(self._settings)
+        self._ledger = Ledger(self._plan.start)
 
     # --- the position -------------------------------------------------------------------------
 
@@ -168,9 +176,8 @@ class DurableLoader:
     def state_dict(self) -> dict[str, Any]:
         """``cursor`` as a dict; a dataset or sampler with a state of its own adds it as ``source``."""
         state = self.cursor.to_dict()
-        if self.streaming or self._user_sampler is not None:
-            workers = self.num_workers if self.streaming else None
-            state["source"] = {"workers": workers, "state": self._ledger.state}
+        if self._plan.layout is None:
+            state["source"] = {"workers": self._counted_workers, "state": self._ledger.state}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -184,20 +191,17 @@ class DurableLoader:
         source = fields.pop("source", None)
         cursor = Cursor.from_dict(fields)
         cursor.check_continues(self._ledger.cursor)
-        workers = self.num_workers if self.streaming else None
+        workers = self._counted_workers
         if source is not None and source["workers"] != workers:
             raise SpecMismatchError(
                 f"the stream was read by {source['workers']} workers and now by {workers}",
                 fields=("num_workers",),
                 hint=f"set num_workers={source['workers']}: each worker has its own position",
             )
-        if self._batches is not None and cursor.batch >= self._batches:
-            raise FormatError("cursor", f"batch {cursor.batch} of an epoch of {self._batches}")
-        if cursor.seed != self._ledger.cursor.seed:
-            warnings.warn(
-                f"data order: the run's seed {cursor.seed} is used, not {self._ledger.cursor.seed}", stacklevel=2
-            )
-            self._seed = cursor.seed
+        if self._plan.batches is not None and cursor.batch >= self._plan.batches:
+            raise FormatError("cursor", f"batch {cursor.batch} of an epoch of {self._plan.batches}")
+        if cursor.seed != self.seed:
+            warnings.warn(f"data: the run's seed {cursor.seed} is used, not {self.seed}", stacklevel=2)
         self._ledger = Ledger(cursor, None if source is None else source["state"])
 
     def acknowledge(self, n: int = 1, *, step: int, no_update: bool = False) -> None:
@@ -240,7 +244,9 @@ class DurableLoader:
     # --- iteration ----------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        source = self._opened()
+        if self._source is None:
+            self._source = make_source(self._settings, self._plan, self.seed)
+        source = self._source
         self._begun = True
         last = self._pass
         if last is None:
@@ -260,9 +266,9 @@ class DurableLoader:
 
     def __len__(self) -> int:
         """Batches in one epoch. Raises TypeError when nobody knows: an iterable dataset or sampler."""
-        if self._batches is None:
+        if self._plan.batches is None:
             raise TypeError("the number of batches is not known before the end")
-        return self._batches
+        return self._plan.batches
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing: the epoch is part of the cursor. (Trainers call this out of habit.)"""
@@ -275,8 +281,15 @@ class DurableLoader:
             raise StopIteration
         for hook in tuple(self.before_next):
             hook()
+        if current.fetching:
+            raise OrderError(
+                "an earlier batch of this pass could not be fetched, and must not be skipped over",
+                hint="restart from the last checkpoint",
+            )
+        current.fetching = True
         with self._own_streams():
             delivered = next(current.batches, None)
+        current.fetching = False
         if delivered is None:
             current.ended = True
             self._ledger.end_pass()
@@ -287,16 +300,31 @@ class DurableLoader:
         return content
 
     def _own_streams(self) -> contextlib.AbstractContextManager[None]:
-        if self.num_workers == 0 and self._sample_rng:
+        if self.num_workers == 0 and self._settings.sample_rng:
             return preserved_streams(torch.default_generator)
         return contextlib.nullcontext()
 
     # --- what people ask a loader --------------------------------------------------------------
 
     @property
-    def streaming(self) -> bool:
-        """Whether the dataset is iterable rather than map-style."""
-        return isinstance(self.dataset, IterableDataset)
+    def dataset(self) -> Any:
+        """The user's dataset, as given."""
+        return self._settings.dataset
+
+    @property
+    def dataset_id(self) -> str:
+        """Its identity; ``verified`` says whether it stands for the content."""
+        return self._settings.dataset_id
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples per batch of this replica."""
+        return self._settings.batch_size
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per batch over all replicas; 0 when a batch sampler decides."""
+        return self._settings.global_batch
 
     @property
     def seed(self) -> int:
@@ -306,137 +334,48 @@ class DurableLoader:
     @property
     def replica(self) -> int:
         """Which share of each global batch this loader gives."""
-        return self._replica
+        return self._settings.replica
 
     @property
     def replicas(self) -> int:
         """How many share a global batch."""
-        return self._replicas
-
-    @property
-    def global_batch(self) -> int:
-        """Samples in one batch over all replicas; 0 when a batch sampler decides."""
-        return (self.batch_size or int(self.streaming)) * self._replicas
-
-    @property
-    def drop_last(self) -> bool:
-        return self._remainder == "drop"
+        return self._settings.replicas
 
     @property
     def guarantees(self) -> Promise:
         """The strongest promise the data can keep."""
-        return self._guarantees
+        return self._plan.guarantees
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the dataset is iterable rather than map-style."""
+        return self._settings.streaming
+
+    @property
+    def drop_last(self) -> bool:
+        return self._settings.remainder == "drop"
+
+    @property
+    def num_workers(self) -> int:
+        return self._settings.num_workers
+
+    @property
+    def collate_fn(self) -> Callable[[Any], Any]:
+        return self._settings.collate_fn
+
+    @property
+    def pin_memory(self) -> bool:
+        return bool(self._settings.torch_arguments["pin_memory"])
 
     @property
     def sampler(self) -> Any:
-        """The user's sampler, or a sampler over the same order (a copy: iterating it moves nothing here)."""
-        if self._user_sampler is not None or self.streaming:
-            return self._user_sampler
-        return DurableSampler(
-            len(self.dataset),
-            shuffle=self.shuffle,
-            seed=self.seed,
-            batch_size=self.batch_size or 1,
-            remainder=self._remainder,
-            replica=self._replica,
-            replicas=self._replicas,
-            dataset_id=self.dataset_id,
-        )
-
-    # --- making -------------------------------------------------------------------------------
+        """The user's own sampler, if any. Orders of ours are no iterators (see ``DurableSampler``)."""
+        return self._settings.sampler
 
     @property
-    def _unbatched(self) -> bool:
-        return self.batch_size is None and self.streaming
-
-    def _configure(self) -> None:
-        """Settle order, layout and promise from the settings; begin at the beginning."""
-        if not 0 <= self._replica < self._replicas:
-            raise UsageError(f"replica {self._replica} is not in [0, {self._replicas})")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise UsageError(f"batch_size {self.batch_size} is not positive")
-        self._layout: Layout | None = None
-        if self.streaming:
-            if self._user_sampler is not None:
-                raise UsageError("an iterable dataset takes no sampler")
-            order, size, self._batches = "stream_v1", None, None
-            check = adopt.check_stream(self.dataset, replicas=self._replicas, promise=self._promise)
-        elif self._user_sampler is not None:
-            order = f"sampler_v1:{type(self._user_sampler).__name__}"
-            size, self._batches = len(self.dataset), self._sampler_batches()
-            check = adopt.check_sampler(
-                self._user_sampler, self.dataset, replicas=self._replicas, promise=self._promise
-            )
-        else:
-            order = FULL_PERMUTATION if self.shuffle else SEQUENTIAL
-            self._layout = self._map_layout()
-            size, self._batches, check = self._layout.size, self._layout.batches, Promise.BITWISE
-        self._guarantees = check
-        seed = self._settled_seed()
-        cursor = Cursor(self.dataset_id, order, seed, 0, 0, size, self.global_batch, self._remainder)
-        self._ledger = Ledger(cursor)
-        self._source = None
-
-    def _map_layout(self) -> Layout:
-        if self.batch_size is None:
-            raise UnsupportedError("batch_size=None needs an iterable dataset", hint="pass batch_size")
-        if not hasattr(self.dataset, "__len__"):
-            raise UnsupportedError(
-                f"{type(self.dataset).__name__} has no length, so it has no order",
-                hint="give it __len__, or make it an IterableDataset with state_dict",
-            )
-        layout = Layout(len(self.dataset), self.global_batch, self._remainder)
-        if layout.tail % self._replicas:
-            raise UnsupportedError(
-                f"the last batch of {layout.tail} samples cannot be shared evenly by {self._replicas} replicas",
-                hint='use drop_last=True, or remainder="wrap" to fill it with samples seen twice',
-            )
-        return layout
-
-    def _settled_seed(self) -> int:
-        if self._seed is not None:
-            return self._seed
-        if self._replicas > 1:
-            raise UsageError(
-                "several replicas need one seed: each may have another initial seed of its own",
-                hint="pass seed=",
-            )
-        return torch.initial_seed()
-
-    def _sampler_batches(self) -> int | None:
-        if not hasattr(self._user_sampler, "__len__"):
-            return None
-        count = len(self._user_sampler)
-        if self.batch_size is None:
-            return count
-        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
-
-    def _opened(self) -> Source:
-        if self._source is None:
-            self._source = self._make_source()
-        return self._source
-
-    def _make_source(self) -> Source:
-        seed = self._ledger.cursor.seed
-        seeds = SampleSeeds(dataset_id=self.dataset_id, seed=seed, transform_version=self._transform_version)
-        sample_seeds = seeds if self._sample_rng else None
-        reading = Reading(self.collate_fn, self.num_workers, self._torch_arguments())
-        if self._layout is not None:
-            order = make_order(
-                self.cursor.order, self._layout.size, dataset_id=self.dataset_id, seed=seed
-            )
-            place = {"replica": self._replica, "replicas": self._replicas}
-            return MapSource(self.dataset, order, self._layout, **place, reading=reading, seeds=sample_seeds)
-        batching: dict[str, Any] = {"batch_size": self.batch_size, "drop_last": self.drop_last and not self._unbatched}
-        if self.streaming:
-            return StreamSource(self.dataset, **batching, reading=reading, seeds=sample_seeds)
-        batching["batches"] = self._batches
-        return SamplerSource(self.dataset, self._user_sampler, **batching, reading=reading, seeds=seeds)
-
-    def _torch_arguments(self) -> dict[str, Any]:
-        names = ("pin_memory", "prefetch_factor", "persistent_workers", "timeout")
-        more = ("worker_init_fn", "multiprocessing_context")
-        return {name: getattr(self, name) for name in names + more}
+    def _counted_workers(self) -> int | None:
+        """Workers, where the position depends on their number."""
+        return self.num_workers if self.streaming else None
 
     def _close_pass(self) -> None:
         if self._pass is not None:
@@ -445,7 +384,7 @@ class DurableLoader:
 
     def _check_not_begun(self, what: str) -> None:
         if self._begun:
-            raise UsageError(f"{what}() after iteration has begun", hint=f"call {what}() before the first iter()")
+            raise UsageError(f"{what}() after iteration has begun", hint="call it before the first iter()")
 
 
 class _Pass(Iterator[Any]):
@@ -457,6 +396,7 @@ class _Pass(Iterator[Any]):
         self._loader = loader
         self.start, self.state, self.batches = start, state, batches
         self.ended = False
+        self.fetching = False  # still true after a fetch that raised
 
     @property
     def epoch(self) -> int:

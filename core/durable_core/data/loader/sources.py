@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
 from ...errors import OrderError, SpecMismatchError, UsageError
 from ..cursor import Layout
@@ -85,7 +85,8 @@ class MapSource:
         batches = self._layout.batches
         delivered = self._loader.run(self._ticket(epoch, k) for k in range(batch, batches))
         count = batch
-        for count, (receipt, content) in enumerate(delivered, start=batch + 1):
+        for receipt, content in delivered:
+            count += 1
             start, stop = self._layout.interval(receipt.batch)
             ids = np.array(receipt.ids, dtype=np.int64)
             yield Tag(receipt.epoch, receipt.batch, ids, stop - start, receipt.batch == batches - 1), content
@@ -106,7 +107,7 @@ class _MapLoader:
         self._loader: DataLoader[Any] = DataLoader(
             MapFetcher(dataset, seeds),
             batch_sampler=self._feed,  # type: ignore[arg-type]  # yields tickets, not lists of ids
-            collate_fn=MapCollate(reading.collate_fn, seeds),
+            collate_fn=MapCollate(reading.collate_fn, seeds),  # type: ignore[arg-type]  # gets what MapFetcher gave
             **reading.arguments(),
         )
 
@@ -131,15 +132,16 @@ class SamplerSource:
         *,
         batch_size: int | None,
         drop_last: bool,
+        batches: int | None,
         reading: Reading,
         seeds: SampleSeeds,
-        batches: int | None,
+        sample_seeds: SampleSeeds | None,
     ) -> None:
         self.batches = batches
         self._sampler, self._batch_size, self._drop_last = sampler, batch_size, drop_last
         self._seeds, self._stateful = seeds, is_stateful(sampler)
         self._states: deque[Any] = deque()
-        self._loader = _MapLoader(dataset, reading, seeds)
+        self._loader = _MapLoader(dataset, reading, sample_seeds)
 
     def open(self, epoch: int, batch: int, state: Any) -> Iterator[tuple[Tag, Any]]:
         self._states.clear()
