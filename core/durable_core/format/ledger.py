@@ -31,6 +31,7 @@ class RowFlag(enum.IntFlag):
 
     NONE = 0
     NO_UPDATE = 1  # consumed, but the optimizer step was skipped (non-finite gradients, say)
+    ABANDONED = 2  # no batch: the trainer left the epoch before this one, on purpose
 
 
 @dataclass(frozen=True)
@@ -150,5 +151,5 @@ def _column(values: Sequence[int]) -> Ids:
 def _ids(row: Row) -> Ids:
     ids = np.asarray(row.ids)
     if ids.ndim != 1 or (ids.size and not np.can_cast(ids.dtype, _I64)):
-        raise UsageError(f"ids of batch {row.batch}: {ids.dtype} of shape {ids.shape}", hint="int64, [samples]")
+        raise UsageError(f"batch {row.batch}: ids are {ids.dtype} {ids.shape}", hint="int64 [samples]")
     return ids.astype(_I64)

@@ -9,9 +9,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Union
 
-Buffer = Union[bytes, bytearray, memoryview]
+Buffer = bytes | bytearray | memoryview
+
+#: Bytes of a small object (a document) that ``get`` reads unless told otherwise.
+DEFAULT_LIMIT = 64 * 1024 * 1024
+
+
+def byte_view(data: Buffer) -> memoryview:
+    """The bytes of a contiguous buffer of any element type and shape, not copied."""
+    view = memoryview(data)
+    if view.nbytes == 0:
+        return memoryview(bytearray())  # cast() refuses shapes with a zero in them
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 class Tier(ABC):
@@ -22,7 +32,7 @@ class Tier(ABC):
     location: str
 
     @abstractmethod
-    def get(self, key: str, *, limit: int = 64 * 1024 * 1024) -> bytes:
+    def get(self, key: str, *, limit: int = DEFAULT_LIMIT) -> bytes:
         """A whole small object; larger than ``limit`` bytes is a ``FormatError``, unread."""
 
     @abstractmethod
@@ -39,11 +49,14 @@ class Tier(ABC):
 
     @abstractmethod
     def put(self, key: str, data: Buffer) -> None:
-        """Create or replace atomically, readers see old or new. Hints and heartbeats only."""
+        """Create or replace atomically, readers see old or new; may be lost with the power. Hints only."""
 
     @abstractmethod
     def write_object(self, key: str, parts: Iterable[Buffer]) -> int:
-        """Write a large object from parts, in order; visible only when whole and durable. Bytes."""
+        """Write a large object from parts, in order; visible only when whole and durable. Bytes.
+
+        A part is done with before the next is asked for, so that a generator may reuse its buffer.
+        Keys of objects are unique: one that is already there is left alone, and a ``UsageError``."""
 
     @abstractmethod
     def delete(self, key: str) -> None:
@@ -60,3 +73,7 @@ class Tier(ABC):
     @abstractmethod
     def probe(self) -> None:
         """Prove the primitives by experiment; ``UnsupportedError`` when one does not hold."""
+
+    def collect_residue(self, *, limit: int = 1000) -> int:
+        """Remove at most ``limit`` temporaries of writers that are dead; how many. Idempotent."""
+        return 0
