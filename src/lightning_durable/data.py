@@ -1,0 +1,79 @@
+"""The user's training loader made durable, without a change to the user's code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from durable_core.data.loader import DurableLoader
+from durable_core.errors import UnsupportedError, UsageError
+from durable_core.format.ledger import Row, RowFlag
+from durable_core.types import Promise
+
+
+class Data:
+    """The one training loader of a fit, and the position that a (re)built one starts from."""
+
+    def __init__(self, *, replica: int, replicas: int, seed: int, promise: Promise) -> None:
+        self._replica, self._replicas = replica, replicas
+        self._seed, self._promise = seed, promise
+        self._start: Mapping[str, Any] | None = None
+        self._loader: DurableLoader | None = None
+
+    @property
+    def loader(self) -> DurableLoader:
+        if self._loader is None:
+            raise UsageError("there is no training loader yet")
+        return self._loader
+
+    def take_rows(self) -> tuple[Row, ...]:
+        """What was consumed since the last call, as the ledger stores it."""
+        return tuple(
+            Row(
+                row.step, row.epoch, row.batch, row.ids,
+                (RowFlag.NO_UPDATE if row.no_update else RowFlag.NONE)
+                | (RowFlag.ABANDONED if row.abandoned else RowFlag.NONE),
+            )
+            for row in self.loader.drain_rows()
+        )  # fmt: skip
+
+    def start_from(self, cursor: Mapping[str, Any]) -> None:
+        """Loaders made from now on begin here."""
+        self._start = cursor
+
+    def prepare(self, dataloader: object, reloading: bool) -> object:
+        """What Lightning iterates in place of ``dataloader``; called whenever it asks for training loaders.
+
+        ``reloading``: in the middle of the fit (``reload_dataloaders_every_n_epochs``); the new loader
+        goes on where the old one stands. Raises ``UnsupportedError`` for what cannot be made durable.
+        """
+        if self._loader is not None and not reloading:
+            raise UnsupportedError(
+                "several training loaders (a collection or CombinedLoader) have no common cursor yet",
+                hint="combine the datasets in one map-style dataset, for example torch.utils.data.ConcatDataset",
+            )
+        if self._loader is not None:
+            self._start = self._loader.state_dict()
+        loader = self._converted(dataloader)
+        if self._start is not None:
+            loader.load_state_dict(self._start)
+        self._loader = loader
+        return loader
+
+    def _converted(self, dataloader: object) -> DurableLoader:
+        if isinstance(dataloader, DurableLoader):
+            return dataloader
+        if not isinstance(dataloader, DataLoader):
+            raise UnsupportedError(
+                f"a {type(dataloader).__name__} as training loader has no position that could be restored",
+                hint="pass a torch DataLoader or a durable_core.data.DurableLoader",
+            )
+        return DurableLoader.from_dataloader(
+            dataloader,
+            replica=self._replica,
+            replicas=self._replicas,
+            seed=self._seed,
+            promise=self._promise,
+        )

@@ -1,0 +1,89 @@
+"""What cannot be made exact is refused here, by name and with the way out; what is no training is left alone."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+from durable_core.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+#: roots whose fit ended normally in this process
+_finished: set[str] = set()
+
+
+def is_training(trainer: Trainer, stage: str | None) -> bool:
+    """False in validate, test, predict, ``fast_dev_run`` and the fits that a tuner makes."""
+    if stage != TrainerFn.FITTING.value or trainer.fast_dev_run:
+        return False
+    return not any(_is_finder(callback) and getattr(callback, "_early_exit", False) for callback in trainer.callbacks)
+
+
+def check(trainer: Trainer, module: LightningModule, kind: type[Callback]) -> None:
+    """``UnsupportedError`` for a set-up that this adapter cannot make exact."""
+    if sum(isinstance(callback, kind) for callback in trainer.callbacks) > 1:
+        raise UsageError("two DurableCheckpoint callbacks in one Trainer", hint="keep one: a run has one history")
+    _check_strategy(trainer)
+    for callback in trainer.callbacks:
+        if _is_finder(callback):
+            raise UnsupportedError(
+                f"{type(callback).__name__} as a callback would search again at every resume and change the run",
+                hint="run Tuner(trainer).lr_find(model) or .scale_batch_size(model) before fit, and drop the callback",
+            )
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise UnsupportedError(
+            "training_step(dataloader_iter) fetches batches by itself, so which of them were trained is unknown",
+            hint="take (batch, batch_idx)",
+        )
+
+
+def _check_strategy(trainer: Trainer) -> None:
+    strategy = trainer.strategy
+    known = isinstance(strategy, (SingleDeviceStrategy, DDPStrategy))
+    if not known or strategy.restore_checkpoint_after_setup or strategy.handles_gradient_accumulation:
+        raise UnsupportedError(
+            f"strategy {type(strategy).__name__}: sharded or unknown state cannot be made exact yet",
+            hint='use a single device or strategy="ddp"',
+        )
+    if isinstance(strategy.launcher, _MultiProcessingLauncher):
+        raise UnsupportedError(
+            "strategies that fork or spawn their workers lose the exit code that a supervisor needs",
+            hint='strategy="ddp" in a script, or torchrun',
+        )
+
+
+def _is_finder(callback: Callback) -> bool:
+    return isinstance(callback, (LearningRateFinder, BatchSizeFinder))
+
+
+def check_first_fit(root: str) -> None:
+    """``UsageError`` when a fit under ``root`` already ran to its end in this process: which is which?"""
+    if root in _finished:
+        raise UsageError(
+            f"a fit under {root} has already finished in this process; this one would be taken for it",
+            hint='give each its own key, DurableCheckpoint(root, run_key="fold-1"); to extend it, run the script again',
+        )
+
+
+def note_finished(root: str) -> None:
+    _finished.add(root)
+
+
+def seed() -> int:
+    """The script's seed: of ``seed_everything`` when it was called, else torch's own."""
+    value = os.environ.get("PL_GLOBAL_SEED")
+    return int(value) if value else torch.initial_seed() & ((1 << 63) - 1)
+
+
+def check_tiers(tiers: object) -> None:
+    if tiers is not None:
+        raise UnsupportedError("tiers: only the root itself holds copies yet", hint="leave tiers=None")

@@ -1,0 +1,267 @@
+"""Every private or half-private part of Lightning that this adapter leans on, and nothing else does.
+
+Tested on Lightning 2.6.6. ``USED`` lists each one with its purpose; ``check`` refuses, by name, a Lightning
+that lacks one; ``tests/lightning/test_hooks.py`` says what broke after an upgrade. Wrappers are set on *instances*
+(this trainer's loops and connectors) and taken off again; no class of Lightning is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import lightning
+import torch
+from lightning.pytorch.trainer.states import RunningStage
+
+from durable_core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+TESTED_ON = "2.6.6"
+
+#: (path from the trainer, attribute, what for)
+USED: tuple[tuple[str, str, str], ...] = (
+    ("fit_loop", "run", "let a finished run pass through its last hooks again"),
+    ("fit_loop", "on_run_start", "restore a run that ended between two epochs, after every on_train_start"),
+    ("fit_loop", "on_advance_end", "the boundary after the last batch, before the epoch's end hooks"),
+    ("fit_loop", "on_run_end", "the boundary before on_train_end"),
+    ("fit_loop", "_can_stop_early", "will should_stop be obeyed"),
+    ("fit_loop", "_combined_loader", "the training loaders"),
+    ("fit_loop", "_last_train_dl_reload_epoch", "reload_dataloaders_every_n_epochs after a resume"),
+    ("fit_loop", "_restarting", "Lightning's restart mode, ended where the run continues"),
+    ("fit_loop", "_loaded_from_state_dict", "same"),
+    ("fit_loop", "_resuming_from_checkpoint", "same"),
+    ("fit_loop", "reset_restart_stage", "same"),
+    ("fit_loop.epoch_loop", "advance", "the boundary: everything done, the next batch not taken"),
+    ("fit_loop.epoch_loop", "on_run_start", "restore mid-epoch, after the loop has set itself up"),
+    ("fit_loop.epoch_loop", "_should_accumulate", "is a window of accumulation open"),
+    ("fit_loop.epoch_loop", "_num_ready_batches_reached", "was the epoch's last batch taken"),
+    ("fit_loop.epoch_loop", "_results", "what self.log has accumulated in this epoch"),
+    ("fit_loop.epoch_loop", "_batches_that_stepped", "the step that loggers see"),
+    ("_data_connector", "_prepare_dataloader", "the user's loader before a DistributedSampler is put in"),
+    ("_checkpoint_connector", "resume_start", "give Lightning our state in place of a file"),
+    ("_checkpoint_connector", "_loaded_checkpoint", "same"),
+    ("_checkpoint_connector", "dump_checkpoint", "Lightning's own checkpoint dict, on every rank"),
+    ("_logger_connector", "_callback_metrics", "metrics that schedulers and stoppers read"),
+    ("_logger_connector", "_logged_metrics", "same"),
+    ("_logger_connector", "_progress_bar_metrics", "same"),
+    ("_logger_connector", "_first_loop_iter", "when self.log resets what it accumulates"),
+    ("_logger_connector", "_current_fx", "same"),
+)
+
+_METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+
+
+def check(trainer: Trainer) -> None:
+    """``UnsupportedError`` naming every hook that this Lightning lacks."""
+    lacking = [f"{path}.{name} ({why})" for path, name, why in USED if not hasattr(_at(trainer, path), name)]
+    if lacking:
+        raise UnsupportedError(
+            f"Lightning {lightning.__version__} lacks {'; '.join(lacking)}",
+            hint=f"this adapter was tested on Lightning {TESTED_ON}",
+        )
+
+
+def _at(trainer: Trainer, path: str) -> Any:
+    found: Any = trainer
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What the adapter does when. ``resume(path)`` returns the checkpoint dict to load instead of ``path``, or None."""
+
+    resume: Callable[[Any], dict[str, Any] | None]
+    prepare_loader: Callable[[object], object]
+    before_run: Callable[[], None]
+    run_started: Callable[[], None]
+    epoch_entered: Callable[[], None]
+    boundary: Callable[[], None]
+    epoch_batches_done: Callable[[], None]
+    before_run_end: Callable[[], None]
+
+
+class Patches:
+    """The wrappers on one trainer. ``remove`` takes them off, whatever else happened."""
+
+    def __init__(self, trainer: Trainer, moments: Moments) -> None:
+        self._undo: list[tuple[Any, str, Any]] = []
+        fit_loop: Any = trainer.fit_loop
+        epoch_loop: Any = fit_loop.epoch_loop
+        self._before(fit_loop, "run", moments.before_run)
+        self._after(fit_loop, "on_run_start", moments.run_started)
+        self._after(epoch_loop, "on_run_start", moments.epoch_entered)
+        self._before(epoch_loop, "advance", moments.boundary)
+        self._before(fit_loop, "on_advance_end", moments.epoch_batches_done)
+        self._before(fit_loop, "on_run_end", moments.before_run_end)
+        self._loaders(trainer, moments.prepare_loader)
+        self._resume(trainer, moments.resume)
+
+    def remove(self) -> None:
+        for owner, name, previous in reversed(self._undo):
+            if previous is None:
+                owner.__dict__.pop(name, None)
+            else:
+                setattr(owner, name, previous)
+        self._undo.clear()
+
+    def _set(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        self._undo.append((owner, name, owner.__dict__.get(name)))
+        setattr(owner, name, wrapper)
+
+    def _before(self, owner: Any, name: str, moment: Callable[[], None]) -> None:
+        original = getattr(owner, name)
+
+        def wrapper(*args: Any) -> Any:
+            moment()
+            return original(*args)
+
+        self._set(owner, name, wrapper)
+
+    def _after(self, owner: Any, name: str, moment: Callable[[], None]) -> None:
+        original = getattr(owner, name)
+
+        def wrapper(*args: Any) -> None:
+            original(*args)
+            moment()
+
+        self._set(owner, name, wrapper)
+
+    def _loaders(self, trainer: Trainer, prepare: Callable[[object], object]) -> None:
+        connector: Any = trainer._data_connector
+        original = connector._prepare_dataloader
+
+        def wrapper(dataloader: object, shuffle: bool, mode: RunningStage) -> object:
+            if mode == RunningStage.TRAINING:
+                return prepare(dataloader)
+            return original(dataloader, shuffle=shuffle, mode=mode)
+
+        self._set(connector, "_prepare_dataloader", wrapper)
+
+    def _resume(self, trainer: Trainer, resume: Callable[[Any], dict[str, Any] | None]) -> None:
+        connector: Any = trainer._checkpoint_connector
+        original = connector.resume_start
+        asked = False
+
+        def wrapper(checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
+            nonlocal asked
+            ours = None if asked else resume(checkpoint_path)  # a tuner restores its own file later on
+            asked = True
+            original(checkpoint_path, weights_only=weights_only)
+            if ours is not None:
+                connector._loaded_checkpoint = ours
+
+        self._set(connector, "resume_start", wrapper)
+
+
+# --- reading and setting -------------------------------------------------------------------
+
+
+def dump(trainer: Trainer) -> dict[str, Any]:
+    """Lightning's checkpoint dict; its tensors are the live ones. Runs the save hooks, so on every rank."""
+    checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    return checkpoint
+
+
+def accumulating(trainer: Trainer) -> bool:
+    """An accumulation window of automatic optimization is open: gradients are state now."""
+    return trainer.lightning_module.automatic_optimization and trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def fit_is_over(trainer: Trainer) -> bool:
+    """Between an epoch's last batch and its end hooks: will ``fit`` end after them (as far as is known now)?"""
+    loop = trainer.fit_loop
+    if 0 <= loop.epoch_loop.max_steps <= trainer.global_step:
+        return True
+    done = loop.epoch_progress.current.processed + 1  # on_advance_end is about to count this epoch
+    if loop.max_epochs is not None and 0 <= loop.max_epochs <= done:
+        return True
+    enough_epochs = done >= loop.min_epochs if loop.min_epochs else True
+    enough_steps = trainer.global_step >= loop.min_steps if loop.min_steps else True
+    return trainer.should_stop and enough_epochs and enough_steps
+
+
+def epoch_is_complete(trainer: Trainer) -> bool:
+    """Every batch of the epoch was taken, rather than the epoch cut short by ``max_steps`` or a stop."""
+    return trainer.fit_loop.epoch_loop._num_ready_batches_reached()
+
+
+def logger_step(trainer: Trainer) -> int:
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def limits(trainer: Trainer) -> dict[str, int | None]:
+    """``max_steps`` and ``max_epochs``; None is no limit."""
+    steps, epochs = trainer.fit_loop.epoch_loop.max_steps, trainer.fit_loop.max_epochs
+    return {
+        "max_steps": None if steps == -1 else steps,
+        "max_epochs": None if epochs in (-1, None) else epochs,
+    }
+
+
+def end_restart(trainer: Trainer) -> None:
+    """Leave Lightning's restart mode, loops and stages, so that from here on nothing is skipped or repeated.
+
+    Lightning keeps ``restarting`` up for the rest of the iteration, and by it drops the epoch's plateau
+    update and runs a step's plateau update twice when validation was due at the restored batch.
+    """
+    fit_loop = trainer.fit_loop
+    epoch_loop = fit_loop.epoch_loop
+    for loop in (
+        fit_loop,
+        epoch_loop,
+        epoch_loop.val_loop,
+        epoch_loop.automatic_optimization,
+        epoch_loop.manual_optimization,
+    ):
+        loop._restarting = False
+        loop._loaded_from_state_dict = False
+        loop._resuming_from_checkpoint = False
+        loop.reset_restart_stage()
+
+
+def metrics(trainer: Trainer) -> dict[str, Any]:
+    """What the logger connector holds between two batches."""
+    connector = trainer._logger_connector
+    held: dict[str, Any] = {name: dict(getattr(connector, name)) for name in _METRICS}
+    return held | {"_first_loop_iter": connector._first_loop_iter, "_current_fx": connector._current_fx}
+
+
+def set_metrics(trainer: Trainer, held: dict[str, Any]) -> None:
+    for name, value in held.items():
+        setattr(trainer._logger_connector, name, dict(value) if name in _METRICS else value)
+
+
+def results(trainer: Trainer) -> Iterator[tuple[str, Any]]:
+    """``(key, result metric)`` of everything logged with ``self.log`` in the running epoch."""
+    for key, metric in trainer.fit_loop.epoch_loop._results.items():
+        if not metric.has_reset:
+            yield key, metric
+
+
+def refill_results(trainer: Trainer, held: dict[str, dict[str, Any]]) -> None:
+    """The accumulated values return when ``self.log`` first names their key again."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    kind = type(loop._results)
+
+    class Refilled(kind):  # type: ignore[valid-type,misc]  # the class of Lightning's own collection
+        def __setitem__(self, key: str, metric: Any) -> None:
+            for name, value in held.pop(key, {}).items():
+                setattr(metric, name, value)
+            super().__setitem__(key, metric)
+
+    collection = Refilled(training=True)
+    collection.update(loop._results)
+    loop._results = collection
+
+
+
+
+def publish(trainer: Trainer, values: dict[str, torch.Tensor]) -> None:
+    """Show ``values`` in ``trainer.callback_metrics`` without the recomputation that reading it starts."""
+    trainer._logger_connector._callback_metrics.update(values)

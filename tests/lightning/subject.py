@@ -1,0 +1,324 @@
+"""The run under test: dropout, augmentation from all three generators, a learning-rate schedule, notes of everything.
+
+A run is a ``Case``. Each life of it is a forked process (its frameworks are imported already) that dies by SIGKILL
+where told. Every batch and every end is one appended line, so a kill leaves whole lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from lightning_durable import DurableCheckpoint
+
+SAMPLES, BATCH, EPOCHS, WIDTH = 64, 4, 3, 6
+Line = dict[str, Any]
+
+
+def digest(*tensors: Tensor) -> str:
+    total = hashlib.blake2b(digest_size=10)
+    for tensor in tensors:
+        total.update(tensor.detach().contiguous().cpu().numpy().tobytes())
+    return total.hexdigest()
+
+
+class Samples(Dataset[tuple[Tensor, Tensor]]):
+    """``(id, x)``: fixed noise plus fresh draws from torch, python and numpy."""
+
+    def __init__(self, count: int = SAMPLES) -> None:
+        self.base = torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(7))
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        draws = torch.rand(WIDTH) + random.random() + float(np.random.rand())
+        return torch.tensor(index), self.base[index] + 0.1 * draws
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """The same without a length, with a position of its own, shared out to the workers by stride."""
+
+    def __init__(self) -> None:
+        self.source = Samples()
+        self.position = 0
+
+    def __iter__(self) -> Any:
+        info = torch.utils.data.get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        while self.position * workers + worker < len(self.source):
+            index = self.position * workers + worker
+            self.position += 1
+            yield self.source[index]
+        self.position = 0
+
+    def state_dict(self) -> Line:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: Line) -> None:
+        self.position = state["position"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``kind`` names the module, ``trainer`` goes to the Trainer, ``durable`` to the callback."""
+
+    kind: str = "Plain"
+    workers: int = 0
+    accumulate: int = 1
+    every: int = 5
+    epochs: int = EPOCHS
+    stream: bool = False
+    loader_from: str = "fit"  # or "module", "datamodule"
+    seed: int = 3
+    val: bool = False
+    samples: int = SAMPLES
+    extra: tuple[str, ...] = ()  # names of callbacks
+    trainer: dict[str, Any] = field(default_factory=dict, hash=False)
+    durable: dict[str, Any] = field(default_factory=dict, hash=False)
+
+
+class Notes(L.Callback):
+    """Writes lines; strikes (by default SIGKILL) when told to."""
+
+    def __init__(self, path: Path, strike: Callable[[str, Line], None]) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._strike = strike
+
+    def write(self, what: str, **line: Any) -> None:
+        os.write(self._fd, json.dumps({"what": what, **line}).encode() + b"\n")
+        self._strike(what, line)
+
+
+class Plain(L.LightningModule):
+    def __init__(self, case: Case, notes: Notes) -> None:
+        super().__init__()
+        self.case, self.notes = case, notes
+        self.first = nn.Linear(WIDTH, 12)
+        self.drop = nn.Dropout(0.5)
+        self.last = nn.Linear(12, 1)
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def loss(self, batch: Any) -> Tensor:
+        ids, x = batch
+        hidden = self.drop(torch.relu(self.first(x)))
+        self.notes.write(
+            "batch", ids=ids.tolist(), x=digest(x), hidden=digest(hidden),
+            lr=[g["lr"] for o in self.trainer.optimizers for g in o.param_groups], seen=float(self.seen),
+            step=self.trainer.global_step, at=[self.trainer.current_epoch, self.trainer.fit_loop.batch_idx],
+        )  # fmt: skip
+        return (self.last(hidden).squeeze(1) - x.sum(1)).square().mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        _, x = batch
+        noise = torch.rand(())  # a draw that a resume must not lose
+        self.log("val_loss", self.last(torch.relu(self.first(x))).square().mean() + 0.01 * noise)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen += 1  # E10: state that changes in the module's own hook
+        self.notes.write("batch_end", step=self.trainer.global_step)
+
+    def on_validation_end(self) -> None:
+        self.notes.write("validated", step=self.trainer.global_step)
+
+    def on_train_epoch_end(self) -> None:
+        self.notes.write("epoch_end", step=self.trainer.global_step)
+
+    def train_dataloader(self) -> Any:
+        if self.case.loader_from != "module":
+            raise AssertionError("not asked for")
+        return train_loader(self.case)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Samples(8), batch_size=4) if self.case.val else []
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class PlateauEpoch(Plain):
+    interval = "epoch"
+    monitor = "train_loss_epoch"
+    frequency = 1
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.3)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {
+                "scheduler": plateau, "monitor": self.monitor, "interval": self.interval, "frequency": self.frequency,
+            },
+        }  # fmt: skip
+
+
+class PlateauStep(PlateauEpoch):
+    interval = "step"
+    monitor = "val_loss"
+    frequency = 5
+
+
+class Estimated(Plain):
+    """Reads ``estimated_stepping_batches`` in ``configure_optimizers``, which builds the loader early."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        total = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=total + 1)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Manual(Plain):
+    """Two optimizers in different rhythms: gradients of the second live across batches."""
+
+    def __init__(self, case: Case, notes: Notes) -> None:
+        super().__init__(case, notes)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        one, two = self.optimizers()
+        loss = self.loss(batch)
+        one.zero_grad()
+        self.manual_backward(loss)
+        one.step()
+        if (batch_idx + 1) % 3 == 0:
+            two.step()
+            two.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.AdamW(self.first.parameters(), lr=0.01), torch.optim.SGD(self.last.parameters(), lr=0.01)]
+
+
+MODULES = {kind.__name__: kind for kind in (Plain, PlateauEpoch, PlateauStep, Estimated, Manual)}
+
+
+class Loaders(L.LightningDataModule):
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.case = case
+
+    def train_dataloader(self) -> Any:
+        return train_loader(self.case)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Samples(8), batch_size=4) if self.case.val else []
+
+
+def train_loader(case: Case) -> Any:
+    if case.stream:
+        return DataLoader(Stream(), batch_size=BATCH, num_workers=case.workers)
+    return DataLoader(Samples(case.samples), batch_size=BATCH, shuffle=True, num_workers=case.workers)
+
+
+def extra_callbacks(case: Case, home: Path) -> list[L.Callback]:
+    from lightning.pytorch import callbacks
+
+    made: dict[str, Callable[[], L.Callback]] = {
+        "ema": lambda: callbacks.EMAWeightAveraging(decay=0.9),
+        "model_checkpoint": lambda: callbacks.ModelCheckpoint(
+            home / "own", every_n_train_steps=1, save_top_k=-1, filename="{step}", enable_version_counter=False
+        ),
+        "early_stopping": lambda: callbacks.EarlyStopping("train_loss_epoch", patience=0, min_delta=10.0),
+        "lr_monitor": lambda: callbacks.LearningRateMonitor("step"),
+    }
+    return [made[name]() for name in case.extra]
+
+
+def fit(
+    case: Case, home: Path, strike: Callable[[str, Line], None] | None = None, log: str = "log", **changes: Any
+) -> tuple[L.Trainer, Any]:
+    """One life. Lines go to ``home/log``; the run lives in ``home/run``."""
+    notes = Notes(home / log, strike or (lambda what, line: None))
+    L.seed_everything(case.seed, workers=False, verbose=False)
+    module = MODULES[case.kind](case, notes)
+    durable = DurableCheckpoint(home / "run", **{"every_n_train_steps": case.every, **case.durable})
+    settings: dict[str, Any] = {
+        "max_epochs": case.epochs, "accumulate_grad_batches": case.accumulate, "accelerator": "cpu", "devices": 1,
+        "logger": False, "enable_checkpointing": "model_checkpoint" in case.extra, "enable_progress_bar": False,
+        "enable_model_summary": False, "default_root_dir": home,
+    }  # fmt: skip
+    callbacks = [durable, notes, *extra_callbacks(case, home)]
+    trainer = L.Trainer(**{**settings, **case.trainer, **changes}, callbacks=callbacks)
+    if case.loader_from == "fit":
+        trainer.fit(module, train_loader(case))
+    elif case.loader_from == "datamodule":
+        trainer.fit(module, datamodule=Loaders(case))
+    else:
+        trainer.fit(module)
+    notes.write("end", weights=digest(*module.state_dict().values()), step=trainer.global_step)
+    return trainer, module
+
+
+def life(home: Path, action: Callable[[], Any]) -> int:
+    """Run ``action`` in a forked process; its exit code, negative for a signal."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setsid()
+            out = os.open(home / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            warnings.simplefilter("default")
+            action()
+            code = 0
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    status = os.waitpid(pid, 0)[1]
+    return os.waitstatus_to_exitcode(status)
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at_line(what: str, number: int, act: Callable[[], None] = kill_self) -> Callable[[str, Line], None]:
+    """Acts at the ``number``-th line (from 1) of a kind."""
+    left = [number]
+
+    def strike(kind: str, line: Line) -> None:
+        left[0] -= kind == what
+        if kind == what and left[0] == 0:
+            act()
+
+    return strike
+
+
+def lines(home: Path, what: str | None = None, log: str = "log") -> list[Line]:
+    found = [json.loads(line) for line in (home / log).read_text().splitlines()]
+    return [line for line in found if what is None or line["what"] == what]
+
+
+def without(case: Case, **changes: Any) -> Case:
+    return replace(case, **changes)
