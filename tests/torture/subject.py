@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import sys
 from collections import Counter
@@ -142,6 +143,7 @@ def born(text: str) -> None:
     """A forked child: its own session, its output in a file, then the life."""
     birth = Birth.from_json(text)
     os.setsid()
+    multiprocessing.set_start_method("fork", force=True)  # for loader workers, as in any script
     output = os.open(f"{birth.log}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
