@@ -8,9 +8,9 @@ from typing import Any
 
 
 def canonical(value: Any) -> bytes:
-    """Canonical JSON: sorted keys, no spaces, UTF-8, no NaN or infinity. Equal values, equal bytes."""
+    """Canonical JSON: sorted keys, no blanks, ASCII, no NaN or infinity. Equal values, equal bytes."""
     return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
     ).encode()
 
 

@@ -1,0 +1,106 @@
+"""L6. Commands that check: ``verify``, ``audit``, and ``export``, which verifies before it writes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from durable_core.cli.output import CORRUPT, FAILED, OK, Answer, Table, human_bytes
+from durable_core.engine.inspect import open_run
+from durable_core.errors import UsageError
+
+
+def verify(root: str, c: int | None) -> Answer:
+    from durable_core.engine import verify as engine
+
+    reader = open_run(root)
+    report = engine.verify(reader, c)
+    document = {
+        "run": reader.state.run_id,
+        "ok": not report.findings,
+        "bytes": report.bytes,
+        "records": reader.view.next_seq,
+        "checkpoints": [
+            {
+                "c": v.c, "step": v.step, "state": v.state.value, "objects": v.objects, "bytes": v.bytes,
+                "ok": not v.findings,
+            }
+            for v in report.checkpoints
+        ],
+        "findings": [asdict(finding) for finding in report.findings],
+    }  # fmt: skip
+    human: list[Table | str] = [
+        Table(
+            ("c", "step", "state", "objects", "read", "verdict"),
+            [
+                (v.c, v.step, v.state.value, v.objects, human_bytes(v.bytes), _verdict(len(v.findings)))
+                for v in report.checkpoints
+            ],
+        )
+    ]
+    if report.findings:
+        human.append(
+            Table(
+                ("c", "what", "object", "reason"), [(f.c, f.kind, f.key, f.reason) for f in report.findings]
+            )
+        )
+    human.append(
+        f"{reader.view.next_seq} journal records and {human_bytes(report.bytes)} read: "
+        + (f"{len(report.findings)} FINDINGS" if report.findings else "every byte is as it was written")
+    )
+    code = CORRUPT if report.corrupt else FAILED if report.findings else OK
+    return Answer(document, human, code)
+
+
+def _verdict(findings: int) -> str:
+    return f"{findings} FINDINGS" if findings else "fine"
+
+
+def audit(root: str) -> Answer:
+    from durable_core.engine import audit as engine
+
+    found = engine.audit(open_run(root))
+    document = found.to_json()
+    facts = [(name, document[name]) for name in ("steps", "samples", "repeated", "skipped", "abandoned")]
+    human: list[Table | str] = [Table(("what", "count"), facts)]
+    if found.consumption.findings:
+        human.append(
+            Table(
+                ("finding", "c", "epoch", "count", "detail"),
+                [(f.kind, f.c, f.epoch, f.count, f.detail) for f in found.consumption.findings],
+            )
+        )
+    human += [f"note: {note}" for note in found.notes]
+    if found.unverified:
+        human.append("note: the dataset is unverified: its identity is a claim, not a digest")
+    human.append(_conclusion(found.sound, found.proven))
+    return Answer(document, human, OK if found.sound else FAILED)
+
+
+def _conclusion(sound: bool, proven: bool) -> str:
+    if sound:
+        return "every sample that was due was consumed exactly once"
+    if not proven:
+        return "NOT PROVEN: steps were committed without a ledger"
+    return "FAILED: the steps did not consume what they should have"
+
+
+def export(root: str, out: str, c: int | None, form: str) -> Answer:
+    if form not in ("lightning", "safetensors", "all"):
+        raise UsageError(f"--format {form!r}", hint="one of lightning, safetensors, all")
+    from durable_core.engine import export as engine
+
+    formats = ("safetensors", "lightning") if form == "all" else (form,)
+    done = engine.export(open_run(root), out, c, formats=formats, required=form != "all")
+    document = {
+        "c": done.c,
+        "step": done.step,
+        "out": str(done.out),
+        "files": [{"path": str(path), "bytes": nbytes} for path, nbytes in done.files],
+        "notes": list(done.notes),
+    }
+    human: list[Table | str] = [
+        f"c{done.c} at step {done.step}, verified, to {done.out}",
+        Table(("file", "bytes"), [(path.name, human_bytes(nbytes)) for path, nbytes in done.files]),
+        *(f"note: {note}" for note in done.notes),
+    ]
+    return Answer(document, human)

@@ -1,0 +1,126 @@
+"""L4. A run, read and never written: nothing here creates, syncs or locks anything, so it is safe
+beside a live run. What is read is consistent by construction: journal slots and the objects that a
+committed manifest names never change; a checkpoint that is retired meanwhile shows as not found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from durable_core.clock import Clock, SystemClock
+from durable_core.commit.journal import View, replay
+from durable_core.commit.state import CheckpointInfo, RunState
+from durable_core.engine.performer import Performer
+from durable_core.errors import CheckpointNotFoundError, RunNotFoundError, UnsupportedError
+from durable_core.format import layout, manifest
+from durable_core.format.manifest import Manifest
+from durable_core.format.record import Record, decode
+from durable_core.tier.base import Tier
+from durable_core.tier.posix import PosixTier
+from durable_core.types import CheckpointState
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One journal slot: the record, and why it is void (``""``: it took effect)."""
+
+    record: Record
+    void: str
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A run as it stood when it was opened."""
+
+    tier: Tier
+    view: View
+
+    @property
+    def state(self) -> RunState:
+        return self.view.state
+
+    def committed(self) -> tuple[CheckpointInfo, ...]:
+        """Every checkpoint that was ever committed, oldest first."""
+        return tuple(info for info in self.state.checkpoints.values() if info.was_committed)
+
+    def retained(self) -> tuple[CheckpointInfo, ...]:
+        """Committed ones whose bytes must still be there, oldest first; abandoned ones too."""
+        return tuple(info for info in self.committed() if info.state is not CheckpointState.RETIRED)
+
+    def newest_usable(self) -> CheckpointInfo:
+        """The newest on the head's lineage that is neither corrupt nor retired."""
+        for c in reversed(self.state.lineage()):
+            if self.state.checkpoints[c].usable:
+                return self.state.checkpoints[c]
+        raise CheckpointNotFoundError(
+            f"{self.tier.location}: the run has no usable checkpoint",
+            hint="durable ls shows what became of each",
+        )
+
+    def checkpoint(self, c: int | None) -> CheckpointInfo:
+        """Checkpoint ``c``, or the newest usable one; ``CheckpointNotFoundError``."""
+        if c is None:
+            return self.newest_usable()
+        info = self.state.checkpoints.get(c)
+        if info is None or not info.was_committed:
+            why = "was never allocated" if info is None else f"was {info.state.value}, never committed"
+            raise CheckpointNotFoundError(
+                f"{self.tier.location}: checkpoint {c} {why}", hint="durable ls lists the committed ones"
+            )
+        return info
+
+    def manifest(self, info: CheckpointInfo) -> Manifest:
+        """The manifest that the journal committed, checked against its digest there.
+
+        Raises ``ObjectNotFoundError``, ``DigestMismatchError``, ``FormatError``.
+        """
+        data = self.tier.get(info.manifest, limit=manifest.MAX_BYTES)
+        manifest.check_digest(data, info.manifest_digest, key=info.manifest)
+        return manifest.decode(data, key=info.manifest)
+
+    def entries(self) -> Iterator[Entry]:
+        """The journal, slot by slot, up to where this reader saw its end."""
+        voids = {void.seq: void.reason for void in self.view.voids}
+        for seq in range(self.view.next_seq):
+            key = layout.journal_key(seq)
+            yield Entry(decode(self.tier.get(key), key=key), voids.get(seq, ""))
+
+
+def local_path(root: str | Path) -> Path:
+    """The directory of a root given as a path or a ``file://`` URL; ``UnsupportedError`` otherwise."""
+    text = str(root)
+    if "://" not in text:
+        return Path(text).expanduser()
+    url = urlsplit(text)
+    if url.scheme != "file" or url.netloc not in ("", "localhost"):
+        raise UnsupportedError(
+            f"{url.scheme}:// roots cannot be opened yet", hint="give a path or a file:// URL"
+        )
+    return Path(unquote(url.path))
+
+
+def open_run(root: str | Path, *, clock: Clock | None = None) -> Reader:
+    """Read the journal at ``root`` (a path or ``file://`` URL).
+
+    Raises ``RunNotFoundError`` where there is no journal, ``UnsupportedError`` for other URLs,
+    ``FormatError`` / ``JournalBrokenError`` naming the record when the journal cannot be believed.
+    """
+    path = local_path(root)
+    first = path / layout.journal_key(0)
+    if not first.is_file():
+        what = "no run here: it has no journal" if path.is_dir() else "no such directory"
+        raise RunNotFoundError(
+            f"{path}: {what}", hint="ROOT is the directory given to DurableCheckpoint or open()"
+        )
+    tier = PosixTier(path)
+    return open_tier(tier, clock=clock)
+
+
+def open_tier(tier: Tier, *, clock: Clock | None = None) -> Reader:
+    """As ``open_run``, for a tier already at hand."""
+    view = Performer(tier, clock or SystemClock(), read_only=True).run(replay())
+    if not view.state.exists:
+        raise RunNotFoundError(f"{tier.location}: its journal names no run")
+    return Reader(tier, view)

@@ -1,0 +1,218 @@
+"""L4. Every byte of every retained checkpoint, read again and checked. Bounded memory; writes nothing.
+
+The chain of trust: the journal's records are hash-chained and name the digest of each manifest and
+ledger index; the manifest names the digests of receipts, object headers and slices; the index those
+of its segments. What passes is what was written (COMMIT-05): no checksum says that it was right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from durable_core.clock import Clock
+from durable_core.commit.state import CheckpointInfo
+from durable_core.engine.inspect import Reader, open_tier
+from durable_core.errors import CorruptError, DigestMismatchError, FormatError, NotFoundError, TierError
+from durable_core.format import digests, ledger, receipt, shard
+from durable_core.format.layout import CheckpointName
+from durable_core.format.manifest import Manifest
+from durable_core.format.parts import LedgerSegment
+from durable_core.tier.base import Tier
+from durable_core.types import CheckpointState, ObjectInfo, PlacedSlice
+
+CHUNK = 8 << 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One object that is not as it should be. ``kind``: corrupt, missing, or unreadable (the tier
+    failed, so nothing is known of the bytes)."""
+
+    c: int
+    key: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was read for one checkpoint. ``bytes`` leaves out what an earlier one had verified already."""
+
+    c: int
+    step: int
+    state: CheckpointState
+    objects: int
+    bytes: int
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    checkpoints: tuple[Verified, ...]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(finding for checkpoint in self.checkpoints for finding in checkpoint.findings)
+
+    @property
+    def bytes(self) -> int:
+        return sum(checkpoint.bytes for checkpoint in self.checkpoints)
+
+    @property
+    def corrupt(self) -> bool:
+        """Something is damaged or missing (not merely unreadable now)."""
+        return any(finding.kind != "unreadable" for finding in self.findings)
+
+
+def verify(reader: Reader, c: int | None = None, *, clock: Clock | None = None) -> Report:
+    """Check ``c``, or every retained checkpoint and the whole ledger.
+
+    Faults are findings, not exceptions. ``CheckpointNotFoundError`` for a ``c`` that was never
+    committed. A checkpoint that a live run retires meanwhile is left out of the report.
+    """
+    infos = reader.retained() if c is None else (reader.checkpoint(c),)
+    retired = () if c is not None else tuple(i for i in reader.committed() if i not in infos)
+    check = _Checker(reader)
+    found = [check.checkpoint(info) for info in infos] + [check.ledger_only(info) for info in retired]
+    report = Report(tuple(sorted(found, key=lambda verified: verified.c)))
+    if any(verified.findings for verified in found):
+        now = open_tier(reader.tier, clock=clock).state.checkpoints
+        gone = {
+            i.c
+            for i in infos
+            if i.state is not CheckpointState.RETIRED and now[i.c].state is CheckpointState.RETIRED
+        }
+        report = Report(tuple(verified for verified in report.checkpoints if verified.c not in gone))
+    return report
+
+
+@dataclass
+class _Checker:
+    reader: Reader
+    _buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(CHUNK)))
+    _sound: set[PlacedSlice] = field(default_factory=set)  # checked for an earlier checkpoint
+    _findings: list[Finding] = field(default_factory=list)
+    _keys: set[str] = field(default_factory=set)
+    _bytes: int = 0
+
+    @property
+    def tier(self) -> Tier:
+        return self.reader.tier
+
+    def checkpoint(self, info: CheckpointInfo) -> Verified:
+        manifest = self._try(info, info.manifest, partial(self.reader.manifest, info))
+        if manifest is not None:
+            self._try(info, info.manifest, partial(_agrees, manifest, info, self.reader.state.run_id))
+            for role, digest in manifest.receipts.items():
+                key = CheckpointName(info.generation, info.c, info.nonce).receipt(role)
+                self._try(info, key, partial(self._receipt, key, digest))
+            pieces: dict[str, list[PlacedSlice]] = {}
+            for entry in manifest.tensors.values():
+                for piece in entry.slices:
+                    pieces.setdefault(piece.object, []).append(piece)
+            for each in manifest.objects:
+                self._object(info, each, pieces.get(each.key, []))
+        return self.ledger_only(info)
+
+    def ledger_only(self, info: CheckpointInfo) -> Verified:
+        """The part that outlives retirement."""
+        if info.ledger is not None:
+            key, digest = info.ledger
+            index = self._try(info, key, partial(self._index, key, digest))
+            for segment in index.segments.values() if index else ():
+                self._try(info, segment.key, partial(self._segment, segment))
+        verified = Verified(
+            info.c, info.step, info.state, len(self._keys), self._bytes, tuple(self._findings)
+        )
+        self._keys, self._bytes, self._findings = set(), 0, []
+        return verified
+
+    def _object(self, info: CheckpointInfo, each: ObjectInfo, pieces: list[PlacedSlice]) -> None:
+        if self._try(info, each.key, partial(self._header, each)) is None:
+            return
+        for piece in sorted(pieces, key=lambda piece: piece.begin):
+            if piece not in self._sound:
+                self._try(info, each.key, partial(self._slice, piece))
+
+    def _header(self, each: ObjectInfo) -> bool:
+        size = self.tier.size(each.key)
+        if size != each.nbytes:
+            raise FormatError(each.key, f"has {size} bytes instead of {each.nbytes}")
+        header = bytearray(each.header_bytes)
+        self.tier.read_into(each.key, 0, memoryview(header))
+        if digests.xxh3(header) != each.header_xxh3:
+            raise DigestMismatchError(each.key, "its header differs from its digest")
+        shard.parse_header(header, each.nbytes, key=each.key)
+        self._bytes += each.header_bytes
+        return True
+
+    def _slice(self, piece: PlacedSlice) -> None:
+        hasher = digests.SliceHasher()
+        info = piece.info
+        for begin, length in _chunks(info.nbytes):
+            window = self._buffer[:length]
+            self.tier.read_into(piece.object, piece.begin + begin, window)
+            hasher.update(window)
+        if (hasher.xxh3, hasher.crc32c) != (info.xxh3, info.crc32c):
+            raise DigestMismatchError(
+                piece.object, f"the bytes of {info.slice.key!r} at {piece.begin} differ from their digest"
+            )
+        self._bytes += info.nbytes
+        self._sound.add(piece)
+
+    def _receipt(self, key: str, digest: str) -> receipt.Receipt:
+        return receipt.decode_receipt(self._digested(key, digest), key=key)
+
+    def _index(self, key: str, digest: str) -> ledger.LedgerIndex:
+        return ledger.decode_index(self._digested(key, digest), key=key)
+
+    def _segment(self, segment: LedgerSegment) -> None:
+        ledger.decode_segment(self._digested(segment.key, segment.digest), key=segment.key)
+
+    def _digested(self, key: str, digest: str) -> bytes:
+        data = self.tier.get(key)
+        if digests.sha256(data) != digest:
+            raise DigestMismatchError(key, f"its sha256 is not {digest}")
+        self._bytes += len(data)
+        return data
+
+    def _try(self, info: CheckpointInfo, key: str, check: Callable[[], T]) -> T | None:
+        """Run one check; a fault becomes a finding and ``None``."""
+        self._keys.add(key)
+        try:
+            return check()
+        except CorruptError as error:
+            self._findings.append(Finding(info.c, error.key, "corrupt", error.reason))
+        except NotFoundError as error:
+            self._findings.append(Finding(info.c, key, "missing", error.message))
+        except TierError as error:
+            self._findings.append(Finding(info.c, key, "unreadable", error.message))
+        return None
+
+
+def _agrees(manifest: Manifest, info: CheckpointInfo, run_id: str) -> None:
+    """The manifest says the same as the record that committed it."""
+    ledger_ref = None if manifest.ledger is None else (manifest.ledger.key, manifest.ledger.digest)
+    pairs = {
+        "run": (manifest.run_id, run_id),
+        "c": (manifest.c, info.c),
+        "generation": (manifest.generation, info.generation),
+        "step": (manifest.step, info.step),
+        "parent": (manifest.parent, info.parent),
+        "cursor digest": (manifest.cursor_digest, info.cursor_digest),
+        "ledger": (ledger_ref, info.ledger),
+        "reuses": (manifest.reuses, tuple(sorted(info.reuses))),
+    }
+    for name, (found, recorded) in pairs.items():
+        if found != recorded:
+            raise FormatError(info.manifest, f"its {name} is {found}, the journal's {recorded}")
+
+
+def _chunks(nbytes: int) -> Iterator[tuple[int, int]]:
+    for begin in range(0, nbytes, CHUNK):
+        yield begin, min(CHUNK, nbytes - begin)
