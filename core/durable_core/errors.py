@@ -177,6 +177,10 @@ class CommitAborted(DurableError):
     """A save was given up (missing receipts, deadline, failed check); training goes on."""
 
 
+class RpoBreachedError(DurableError):
+    """More training than declared is unrecoverable, and the declared policy is to abort."""
+
+
 class LostSlot(DurableError):
     """Another record took the journal slot a decision was made for: look again and decide anew."""
 

@@ -74,6 +74,13 @@ class SaveSkipped(Event):
 
 
 @dataclass(frozen=True)
+class CollectionFailed(Event):
+    """Retention could not be carried out this time; nothing is lost, space is freed later."""
+
+    error: str
+
+
+@dataclass(frozen=True)
 class RpoBreached(Event):
     """The newest commit is older than the declared goal. ``action``: continue, pause or abort."""
 

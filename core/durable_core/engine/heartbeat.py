@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from durable_core.clock import Clock
@@ -46,7 +47,7 @@ class Owner:
 
 def boot_id() -> str:
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with Path("/proc/sys/kernel/random/boot_id").open(encoding="ascii") as file:
             return file.read().strip()
     except OSError:
         return ""
@@ -55,7 +56,7 @@ def boot_id() -> str:
 def process_start(pid: int) -> int | None:
     """Start time of a live process in clock ticks (field 22 of /proc/PID/stat); None if gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with Path(f"/proc/{pid}/stat").open("rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
@@ -75,7 +76,12 @@ class Heartbeat:
     """Writes the hint every few seconds from a daemon thread until stopped."""
 
     def __init__(
-        self, tier: Tier, clock: Clock, launch_id: str, generation: int, rows: Callable[[], list[dict[str, Any]]]
+        self,
+        tier: Tier,
+        clock: Clock,
+        launch_id: str,
+        generation: int,
+        rows: Callable[[], list[dict[str, Any]]],
     ) -> None:
         self._tier, self._clock = tier, clock
         self._launch_id, self._generation, self._rows = launch_id, generation, rows

@@ -26,7 +26,9 @@ class Cadence:
     def __post_init__(self) -> None:
         n = self.every_n_steps
         if n != "auto" and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
-            raise UsageError(f"every_n_train_steps={n!r}", hint='a positive number of optimizer steps, or "auto"')
+            raise UsageError(
+                f"every_n_train_steps={n!r}", hint='a positive number of optimizer steps, or "auto"'
+            )
         if self.every_seconds is not None and not self.every_seconds > 0:
             raise UsageError(f"train_time_interval={self.every_seconds!r}", hint="a positive time, or None")
         if not self.mtbf_seconds > 0 or not self.max_seconds > 0:

@@ -1,0 +1,20 @@
+"""L5. What adapters and plain training loops call."""
+
+from durable_core.session.cadence import Cadence
+from durable_core.session.plain import Drained, DurableSession, ledger_row
+from durable_core.session.run import Loaded, Run
+from durable_core.session.settings import Settings
+from durable_core.session.status import Status
+from durable_core.session.world import World
+
+__all__ = [
+    "Cadence",
+    "Drained",
+    "DurableSession",
+    "Loaded",
+    "Run",
+    "Settings",
+    "Status",
+    "World",
+    "ledger_row",
+]

@@ -1,0 +1,215 @@
+"""L5. How a start becomes a generation: what the coordinator decides before anything is restored.
+
+A non-coordinator is told the outcome and only ever replays the journal up to it: no process learns
+its token twice (FENCE-11).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from durable_core.clock import Clock
+from durable_core.commit import claim, ending
+from durable_core.commit.journal import EMPTY, View, replay
+from durable_core.commit.state import CheckpointInfo, RunState
+from durable_core.engine import heartbeat
+from durable_core.engine.performer import Performer
+from durable_core.errors import RunBusy, RunEnded, RunNotFoundError, UsageError
+from durable_core.session.settings import Settings, launch_id, takeover_requested
+from durable_core.spec import Comparison, RunSpec, check_resume, compare
+from durable_core.types import Promise
+
+
+@dataclass(frozen=True)
+class RestorePoint:
+    """A committed checkpoint as the journal names it."""
+
+    c: int
+    step: int
+    manifest: str
+    digest: str
+
+    @classmethod
+    def of(cls, info: CheckpointInfo) -> RestorePoint:
+        return cls(info.c, info.step, info.manifest, info.manifest_digest)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The outcome of a start. ``completed``: the run has succeeded and there is nothing to extend;
+    it is opened for reading and no generation was claimed. ``warnings`` are for the user."""
+
+    run_id: str
+    launch_id: str
+    generation: int
+    seed: int
+    promise: Promise
+    restore: RestorePoint | None
+    completed: bool
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "promise": self.promise.value}
+
+    @classmethod
+    def from_json(cls, doc: dict[str, Any]) -> Opening:
+        restore = None if doc["restore"] is None else RestorePoint(**doc["restore"])
+        rest = {"restore": restore, "promise": Promise(doc["promise"]), "warnings": tuple(doc["warnings"])}
+        return cls(**{**doc, **rest})
+
+
+class Coordinator:
+    """The coordinator's part of opening a run: every decision, in order, each with its effect."""
+
+    def __init__(
+        self, performer: Performer, clock: Clock, settings: Settings, spec: RunSpec, roles: tuple[str, ...]
+    ) -> None:
+        self.performer, self.clock, self.settings, self.spec, self.roles = (
+            performer,
+            clock,
+            settings,
+            spec,
+            roles,
+        )
+        self.view: View = EMPTY
+        self.previous: heartbeat.Owner | None = None
+        self.takeover = settings.takeover or takeover_requested()
+        # An explicit takeover is a launch of its own: it must not inherit a superseded identity.
+        self.launch = (None if self.takeover else launch_id()) or clock.new_id()
+
+    def open(self, *, external: str | None = None) -> Opening:
+        """Create or resume. ``external``: the script names a foreign checkpoint to start from.
+
+        Raises ``RunNotFoundError`` (``must``), ``UsageError`` (``never``, or ``external`` beside a
+        history), ``SpecMismatchError``, ``RunBusy``, ``Superseded``, ``RunEnded``, tier errors.
+        """
+        self.performer.tier.probe()
+        self.view = self.performer.run(replay(EMPTY))
+        warnings: tuple[str, ...] = ()
+        if not self.view.state.exists:
+            self._create()
+        else:
+            self._refuse_when_asked(external)
+            warnings = self._resume(external)
+        if self.view.state.terminal is not None:
+            return self._completed(warnings)
+        claimed = self.performer.run(
+            claim.claim_generation(
+                self.view, launch_id=self.launch, members=self.roles, takeover=self.takeover
+            )
+        )
+        self.view = claimed.view
+        state = self.view.state
+        restore = None if claimed.restore_point is None else RestorePoint.of(claimed.restore_point)
+        return Opening(
+            state.run_id, self.launch, state.generation, state.seed, state.promise, restore, False, warnings
+        )
+
+    def step_down(self, point: RestorePoint, reason: str, objects: tuple[str, ...]) -> Opening:
+        """The restore point failed verification: say so in the journal, claim again with the next.
+
+        Raises ``NoUsableCheckpoint`` when none is left, and the errors of a claim.
+        """
+        self.view = self.performer.run(
+            claim.mark_corrupt(self.view, point.c, launch_id=self.launch, reason=reason, objects=objects)
+        )
+        if self.view.state.terminal is not None:
+            return self._completed(())
+        claimed = self.performer.run(
+            claim.claim_generation(self.view, launch_id=self.launch, members=self.roles)
+        )
+        self.view = claimed.view
+        state = self.view.state
+        restore = None if claimed.restore_point is None else RestorePoint.of(claimed.restore_point)
+        return Opening(state.run_id, self.launch, state.generation, state.seed, state.promise, restore, False)
+
+    # --- decisions -------------------------------------------------------------------------
+
+    def _create(self) -> None:
+        if self.settings.resume == "must":
+            raise RunNotFoundError(
+                f"no run at {self.performer.tier.location}", hint='resume="must" needs one; "auto" starts one'
+            )
+        program = claim.create_run(
+            self.view, launch_id=self.launch, run_id=self.clock.new_id(), spec=self.spec.to_json(),
+            spec_digest=self.spec.digest(), seed=self.spec.seed, promise=self.spec.promise,
+        )  # fmt: skip
+        self.view = self.performer.run(program)
+
+    def _refuse_when_asked(self, external: str | None) -> None:
+        where = self.performer.tier.location
+        if self.settings.resume == "never":
+            raise UsageError(
+                f'{where} holds run {self.view.state.run_id}, and resume="never"',
+                hint='choose another root, or resume="auto" to continue it',
+            )
+        if external is not None and self.settings.resume != "fork":
+            raise UsageError(
+                f"{external} was given to start from, but {where} holds a history of its own",
+                hint='drop ckpt_path to continue that history, choose another root, or resume="fork"',
+            )
+
+    def _resume(self, external: str | None) -> tuple[str, ...]:
+        self._refuse_live_owner()
+        state = self.view.state
+        ended = state.terminal
+        if ended is not None and ended.outcome != "succeeded":
+            raise RunEnded(
+                f"the run has {ended.outcome}: {ended.detail.get('reason', '')}",
+                hint="start another run under another root",
+            )
+        if self.settings.resume == "fork" and not self._forked_already(state, external):
+            self._fork(state, external)
+            return (f"forked from run {state.run_id} under a new spec",)
+        comparison = check_resume(RunSpec.from_json(dict(state.spec)), self.spec)
+        if comparison.extended and ended is not None:
+            target = self.spec.to_json()["target"]
+            self.view = self.performer.run(ending.extend(self.view, launch_id=self.launch, target=target))
+        return warnings(comparison)
+
+    def _forked_already(self, state: RunState, external: str | None) -> bool:
+        """A restart of a fork continues it: the same script must not fork again at every start."""
+        same = compare(RunSpec.from_json(dict(state.spec)), self.spec).same_run
+        return same and (external is None or any(fork.external == external for fork in state.forks))
+
+    def _fork(self, state: RunState, external: str | None) -> None:
+        if state.terminal is not None:
+            self.view = self.performer.run(
+                ending.extend(self.view, launch_id=self.launch, target=self.spec.to_json()["target"])
+            )
+        run_spec = RunSpec.from_json(dict(state.spec))
+        spec = self.spec.forked_from(run_spec)
+        origin = None if external is not None else claim.choose_restore_point(state).c
+        reasons = compare(run_spec, spec).reasons
+        self.view = self.performer.run(
+            ending.fork(
+                self.view, launch_id=self.launch, spec=spec.to_json(), spec_digest=spec.digest(),
+                diff=dict(reasons), origin=origin, external=external, takeover=self.takeover,
+            )
+        )  # fmt: skip
+
+    def _refuse_live_owner(self) -> None:
+        """Advisory: it spares a healthy run from being fenced by mistake; fencing is what protects."""
+        self.previous = heartbeat.read(self.performer.tier)
+        if self.previous is None or self.takeover or self.previous.launch_id == self.launch:
+            return
+        alive, why = self.previous.alive(self.clock.now())
+        if alive:
+            raise RunBusy(
+                f"{self.performer.tier.location} is being trained: {why}",
+                hint="stop it first, or take the run over with takeover=True or DURABLE_TAKEOVER=1",
+            )
+
+    def _completed(self, warnings: tuple[str, ...]) -> Opening:
+        state = self.view.state
+        choice = claim.choose_restore_point(state)
+        point = None if choice.c is None else RestorePoint.of(state.checkpoints[choice.c])
+        return Opening(
+            state.run_id, self.launch, state.generation, state.seed, state.promise, point, True, warnings
+        )
+
+
+def warnings(comparison: Comparison) -> tuple[str, ...]:
+    """What the user is told about a script that changed without becoming another run."""
+    return tuple(comparison.reasons[name] for name in (*comparison.warned, *comparison.extended))

@@ -1,0 +1,212 @@
+"""L5. ``DurableSession``: a plain PyTorch loop made durable, with the core alone."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from durable_core.commit.retention import Retention
+from durable_core.data import DurableLoader
+from durable_core.errors import UsageError
+from durable_core.format import ledger
+from durable_core.session.cadence import Cadence
+from durable_core.session.run import Run
+from durable_core.session.settings import Backlog, OnBreach, Resume, Settings
+from durable_core.session.status import Status
+from durable_core.session.world import World
+from durable_core.spec import RunSpec
+from durable_core.state import capture, rng
+from durable_core.types import Promise
+
+#: Exit status after a planned stop: try again (EX_TEMPFAIL of sysexits.h).
+EXIT_DRAINED = 75
+
+
+class Drained(SystemExit):
+    """SIGTERM was honoured: everything up to the last boundary is durable, nothing is lost."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_DRAINED)
+
+
+class DurableSession:
+    """One training run in a ``with`` block. ``state`` maps names to objects with ``state_dict`` and
+    ``load_state_dict`` (modules, optimizers, schedulers, scalers, your own); a ``DurableLoader`` among
+    them is the data position. Open it when all of them exist, after which the random streams of
+    python, numpy and torch are the run's as well.
+    """
+
+    def __init__(self, run: Run, state: Mapping[str, Any]) -> None:
+        self.run = run
+        self._loaders = {name: item for name, item in state.items() if isinstance(item, DurableLoader)}
+        self._objects = {name: item for name, item in state.items() if name not in self._loaders}
+        if len(self._loaders) > 1:
+            raise UsageError(
+                f"two loaders in one state: {', '.join(self._loaders)}", hint="combine them into one"
+            )
+        self._loader = next(iter(self._loaders.values()), None)
+        self._step = 0
+        self._term = threading.Event()
+        self._previous_handler: Any = None
+
+    @classmethod
+    def open(
+        cls,
+        root: str | Path,
+        *,
+        state: Mapping[str, Any],
+        resume: Resume = "auto",
+        every_n_steps: int | str = "auto",
+        every_seconds: float | None = None,
+        promise: Promise | str = Promise.BITWISE,
+        retention: Retention | None = None,
+        backlog: Backlog = "skip",
+        on_rpo_breach: OnBreach = "continue",
+        rpo_steps: int | None = None,
+        takeover: bool = False,
+        spec: RunSpec | None = None,
+        world: World | None = None,
+    ) -> DurableSession:
+        """Start the run at ``root``, or restore its newest verified checkpoint into ``state``.
+
+        ``every_n_steps`` counts calls of ``step()``. Raises what ``Run.open`` and ``Run.load`` raise,
+        and ``UsageError`` naming an object of ``state`` that cannot be saved.
+        """
+        settings = Settings(
+            resume=resume,
+            takeover=takeover,
+            promise=Promise(promise),
+            cadence=Cadence(every_n_steps, every_seconds),
+            retention=retention or Retention(),
+            backlog=backlog,
+            on_rpo_breach=on_rpo_breach,
+            rpo_steps=rpo_steps,
+        )
+        world = world or World.torch_distributed()
+        spec = spec or RunSpec(roles=world.roles, promise=settings.promise, seed=_seed_of(state))
+        run = Run.open(root, world=world, settings=settings, spec=spec)
+        session = cls(run, state)
+        try:
+            session._begin()
+        except BaseException:
+            run.close()
+            raise
+        return session
+
+    def _begin(self) -> None:
+        if self.run.fresh:
+            self.run.confirm()
+            self.save(wait=True)
+        else:
+            loaded = self.run.load()
+            capture.restore(self._objects, loaded.state)
+            if self._loader is not None:
+                self._loader.load_state_dict(whole_position(loaded.cursor, loaded.role))
+            self._step = loaded.step
+            self.run.confirm()
+            rng.restore(loaded.role["rng"])
+        if threading.current_thread() is threading.main_thread():
+            self._previous_handler = signal.signal(signal.SIGTERM, self._on_term)
+
+    def _on_term(self, number: int, frame: FrameType | None) -> None:
+        self._term.set()
+
+    # --- in the loop -------------------------------------------------------------------------
+
+    @property
+    def restored(self) -> tuple[int, int] | None:
+        """(checkpoint, step) that was restored, or ``None`` for a fresh start."""
+        return self.run.restored_from
+
+    @property
+    def steps(self) -> int:
+        """Steps done over the whole life of the run."""
+        return self._step
+
+    def step(
+        self, *, loss: float | None = None, lr: float | None = None, grad_norm: float | None = None
+    ) -> bool:
+        """The boundary: call it when an optimizer step is complete and before the next batch is taken.
+
+        Batches handed over since the last call count as consumed by this step. Saves when the cadence
+        says so; ``True`` when it did. After SIGTERM it saves, waits, and raises ``Drained`` (exit 75).
+        ``Fenced`` when another process has taken the run over.
+        """
+        self._step += 1
+        if self._loader is not None and self._loader.outstanding:
+            self._loader.acknowledge(self._loader.outstanding, step=self._step)
+        self.run.note_metrics(self._step, loss=loss, lr=lr, grad_norm=grad_norm)
+        self.run.boundary(self._step)
+        if self._term.is_set():
+            self.run.draining(self._step, "SIGTERM")
+            self.save(wait=True)
+            self.close()
+            raise Drained()
+        return self.save() if self.run.due(self._step) else False
+
+    def save(self, *, wait: bool = False) -> bool:
+        """Stage the state now, at a boundary. ``wait``: until it is committed. ``False``: skipped."""
+        state = capture.capture(self._objects)
+        cursor = None if self._loader is None else self._loader.state_dict()
+        role: dict[str, Any] = {"rng": rng.capture()}
+        if cursor is not None and "source" in cursor:
+            role["source"] = cursor.pop("source")  # may hold tensors; the cursor is plain JSON
+        rows = () if self._loader is None else map(ledger_row, self._loader.drain_rows())
+        return self.run.save(
+            state, {"rng": rng.capture()}, step=self._step, cursor=cursor, rows=rows, wait=wait,
+            counters={"step": self._step},
+        )  # fmt: skip
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until what was staged is durable; ``False`` when the time ran out."""
+        return self.run.flush(timeout)
+
+    def status(self) -> Status:
+        return self.run.status()
+
+    # --- ending ------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Save the final state and record that the run has succeeded."""
+        if self.run.completed:
+            return
+        if self.run.status().newest_step != self._step:
+            self.run.flush()
+        if self.run.status().newest_step != self._step:
+            self.save(wait=True)
+        self.run.succeed({"steps": self._step})
+
+    def close(self) -> None:
+        """Flush and stop. Leaving the ``with`` block does it; harmless when repeated."""
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGTERM, self._previous_handler)
+            self._previous_handler = None
+        self.run.close()
+
+    def __enter__(self) -> DurableSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _seed_of(state: Mapping[str, Any]) -> int:
+    """The seed of the data order is the run's; without a loader it is nobody's."""
+    return next((item.seed for item in state.values() if isinstance(item, DurableLoader)), 0)
+
+
+def whole_position(cursor: Mapping[str, Any], role: Mapping[str, Any]) -> dict[str, Any]:
+    """A loader's state from its two halves: the cursor, and a stream's own state if it has one."""
+    return {**cursor, "source": role["source"]} if "source" in role else dict(cursor)
+
+
+def ledger_row(row: Any) -> ledger.Row:
+    """A loader's row as the ledger stores it."""
+    flags = ledger.RowFlag.NO_UPDATE * row.no_update | ledger.RowFlag.ABANDONED * row.abandoned
+    return ledger.Row(row.step, row.epoch, row.batch, row.ids, ledger.RowFlag(flags))

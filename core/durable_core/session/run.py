@@ -1,0 +1,340 @@
+"""L5. One process's part in one run: all that an adapter may call.
+
+``Run.open`` claims a generation, ``load`` restores and verifies, ``confirm`` makes all writers agree,
+``save`` stages at a boundary, ``flush`` waits for durability, ``succeed`` and ``close`` end it. Every
+method is called on the training thread, by all writers of the run alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from durable_core import events
+from durable_core.clock import Clock, SystemClock
+from durable_core.commit.journal import EMPTY, View, replay
+from durable_core.engine import heartbeat, restore
+from durable_core.engine.performer import Performer
+from durable_core.errors import (
+    CorruptError,
+    NoUsableCheckpoint,
+    ObjectNotFoundError,
+    RestoreError,
+    UsageError,
+)
+from durable_core.format import codec
+from durable_core.session.opening import Coordinator, Opening, RestorePoint
+from durable_core.session.saving import Saver
+from durable_core.session.settings import Settings
+from durable_core.session.status import Board, Status
+from durable_core.session.tiers import open_tier
+from durable_core.session.world import World
+from durable_core.spec import RunSpec
+from durable_core.state import fingerprint, window
+from durable_core.tier.base import Tier
+from durable_core.types import Promise, Token
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A verified checkpoint. ``state`` and ``role`` are the trees that were saved; ``cursor`` the logical
+    data position that belongs to them (they are restored as a pair), ``metrics`` the last rows before it."""
+
+    c: int
+    step: int
+    state: Any
+    role: Any
+    cursor: Mapping[str, Any]
+    counters: Mapping[str, Any]
+    metrics: tuple[Mapping[str, Any], ...]
+    digest: str
+
+
+class Run:
+    """Use ``Run.open``. Attributes for reading: ``run_id``, ``generation``, ``seed`` (the run's, whatever
+    the script says now), ``promise``, ``fresh``, ``completed``, ``restored_from``, ``warnings``."""
+
+    def __init__(
+        self, tier: Tier, clock: Clock, world: World, settings: Settings, opening: Opening,
+        coordinator: Coordinator | None,
+    ) -> None:  # fmt: skip
+        self.tier, self.clock, self.world, self.settings = tier, clock, world, settings
+        self.board = Board()
+        self._opening = opening
+        self._coordinator = coordinator
+        self._performer = Performer(tier, clock)
+        self._heartbeat: heartbeat.Heartbeat | None = None
+        self._saver: Saver | None = None
+        self._loaded: Loaded | None = None
+        self._window = window.Window(settings.metrics_window)
+        self._replayed: list[window.Row] = []
+        previous = coordinator.previous if coordinator else None
+        self._reference = {int(row["step"]): window.Row(**row) for row in (previous.rows if previous else [])}
+
+    # --- opening -----------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        root: str | Path,
+        *,
+        world: World | None = None,
+        settings: Settings | None = None,
+        spec: RunSpec | None = None,
+        external: str | None = None,
+        clock: Clock | None = None,
+    ) -> Run:
+        """Create the run at ``root`` or resume it, under a new generation.
+
+        ``external`` names a foreign checkpoint that the script wants to start from (refused beside a
+        history, unless ``resume="fork"``). Raises ``RunBusy`` (a live owner), ``Superseded``,
+        ``RunEnded``, ``RunNotFoundError`` (``must``), ``UsageError`` (``never``),
+        ``SpecMismatchError``, ``NoUsableCheckpoint``, and the tier's errors.
+        """
+        world, settings, clock = world or World.solo(), settings or Settings(), clock or SystemClock()
+        tier = open_tier(root)
+        spec = (spec or RunSpec(roles=world.roles, promise=settings.promise)).freeze()
+        performer = Performer(tier, clock)
+        coordinator = (
+            Coordinator(performer, clock, settings, spec, world.roles) if world.coordinator else None
+        )
+
+        def decide() -> Any:
+            assert coordinator is not None
+            return coordinator.open(external=external).to_json()
+
+        run = cls(tier, clock, world, settings, Opening.from_json(world.decide(decide)), coordinator)
+        if coordinator is not None and not run.completed:
+            token = run.token
+            run._heartbeat = heartbeat.Heartbeat(tier, clock, token.launch_id, token.generation, run._rows)
+            run._heartbeat.start()
+        return run
+
+    @property
+    def run_id(self) -> str:
+        return self._opening.run_id
+
+    @property
+    def generation(self) -> int:
+        return self._opening.generation
+
+    @property
+    def token(self) -> Token:
+        return Token(self._opening.generation, self._opening.launch_id)
+
+    @property
+    def seed(self) -> int:
+        return self._opening.seed
+
+    @property
+    def promise(self) -> Promise:
+        return self._opening.promise
+
+    @property
+    def fresh(self) -> bool:
+        """Nothing is committed yet: the initial state has to be saved before the first step."""
+        return self._opening.restore is None
+
+    @property
+    def completed(self) -> bool:
+        """The run has succeeded before; it is opened for reading."""
+        return self._opening.completed
+
+    @property
+    def restored_from(self) -> tuple[int, int] | None:
+        """(c, step) of the restore point."""
+        point = self._opening.restore
+        return None if point is None else (point.c, point.step)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self._opening.warnings
+
+    # --- restoring ---------------------------------------------------------------------------
+
+    def load(self) -> Loaded:
+        """The restore point, every byte verified, the same on all writers.
+
+        A damaged one is journaled as corrupt and a new generation starts from the next candidate, until
+        one is whole. Raises ``NoUsableCheckpoint`` when none is, and ``UsageError`` for a fresh run.
+        """
+        while True:
+            point = self._opening.restore
+            if point is None:
+                raise UsageError("nothing to load: this run has no checkpoint yet")
+            started = self.clock.monotonic()
+            try:
+                found = self.world.together(partial(self._read, point))
+            except (CorruptError, ObjectNotFoundError) as error:
+                self._step_down(point, error)
+                continue
+            return self._accept(found, self.clock.monotonic() - started)
+
+    def _read(self, point: RestorePoint) -> restore.Restored:
+        return restore.read(self.tier, point.manifest, point.digest, self.world.role)
+
+    def _accept(self, found: restore.Restored, seconds: float) -> Loaded:
+        manifest = found.manifest
+        metrics = tuple(codec.decode(row, key=f"c{manifest.c}") for row in manifest.metrics)
+        for row in metrics:
+            self._window.record(window.Row(**row))
+        self._loaded = Loaded(
+            manifest.c,
+            manifest.step,
+            found.state,
+            found.role,
+            manifest.cursor or {},
+            manifest.counters,
+            metrics,
+            found.digest,
+        )
+        now = self.clock.now()
+        self.board.restored(manifest.c, manifest.step, now)
+        self.board.emit(
+            events.RestoreDone(now, manifest.c, manifest.step, self.generation, found.bytes_read, seconds)
+        )
+        return self._loaded
+
+    def _step_down(self, point: RestorePoint, error: CorruptError | ObjectNotFoundError) -> None:
+
+        def decide() -> Any:
+            assert self._coordinator is not None
+            return self._coordinator.step_down(point, str(error), (error.key,)).to_json()
+
+        try:
+            self._opening = Opening.from_json(self.world.decide(decide))
+        except NoUsableCheckpoint as none_left:
+            raise none_left from error
+        after = self._opening.restore
+        to = None if after is None else after.c
+        self.board.emit(events.SteppedDown(self.clock.now(), point.c, to, error.key, str(error)))
+
+    def confirm(self) -> None:
+        """After everything was loaded (or nothing had to be): all writers hold the same checkpoint.
+
+        Starts the background writer. Raises ``RestoreError`` on disagreement (RECOV-11).
+        """
+        mine = None if self._loaded is None else [self._loaded.c, self._loaded.digest]
+        if self._opening.restore is not None and self._loaded is None:
+            raise RestoreError("confirm() before load(): training would start over on a run with history")
+        held = self.world.all_gather(mine)
+        if any(other != mine for other in held):
+            raise RestoreError(f"the writers hold different checkpoints: {held}")
+        if self.completed or self._saver is not None:
+            return
+        view = self._coordinator.view if self._coordinator else self._follow()
+        self._saver = Saver(
+            self._performer, self.clock, self.world, self.settings, self.token, view, self.board, self._window
+        )
+
+    def _follow(self) -> View:
+        """Another writer's view: the journal up to the claim of this generation."""
+        view = self._performer.run(replay(EMPTY))
+        if view.state.generation < self.generation:
+            raise RestoreError(
+                f"the journal at {self.tier.location} does not show generation {self.generation}",
+                hint="all writers must see the same root: a shared directory or an object store",
+            )
+        return view
+
+    # --- training ----------------------------------------------------------------------------
+
+    def due(self, step: int) -> bool:
+        """Whether the cadence wants a save at this boundary. The same on all writers; costs no I/O."""
+        return self._active().due(step)
+
+    def boundary(self, step: int) -> None:
+        """At every boundary: raises ``Fenced`` when this writer was fenced, and any fault of our own."""
+        self._active().boundary(step)
+
+    def save(
+        self,
+        state: Any,
+        role: Any,
+        *,
+        step: int,
+        cursor: Mapping[str, Any] | None = None,
+        counters: Mapping[str, Any] | None = None,
+        rows: Iterable[Any] = (),
+        wait: bool = False,
+    ) -> bool:
+        """Stage ``state`` (equal on every replica) and ``role`` (this writer's own) at a boundary.
+
+        The bytes are copied before this returns; writing goes on in the background. ``rows`` are the
+        ledger rows acknowledged since the last call. ``False``: the backlog policy skipped it. With
+        ``wait`` it returns when the checkpoint is committed, or raises what prevented it.
+        """
+        return self._active().save(
+            state, role, step=step, cursor=cursor, counters=counters or {}, rows=tuple(rows), wait=wait
+        )
+
+    def note_metrics(
+        self, step: int, *, loss: float | None = None, lr: float | None = None, grad_norm: float | None = None
+    ) -> None:
+        """One row of the metrics window; a step that is being replayed is compared with its first run."""
+        row = window.Row(step, loss, lr, grad_norm)
+        self._window.record(row)
+        reference = self._reference.pop(step, None)
+        if reference is not None:
+            self._replayed.append(row)
+            verdict = window.compare([reference], [row], self.promise)
+            if verdict.ok is False:
+                self._active().note_failure("F13", "replay-mismatch", verdict.reason, step)
+
+    @property
+    def replayed(self) -> int:
+        """Steps compared so far with the rows their first execution left behind."""
+        return len(self._replayed)
+
+    def status(self) -> Status:
+        return self.board.read(self._saver.pending if self._saver else 0)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until what was staged is durable (or has failed). ``False`` when the time ran out."""
+        return True if self._saver is None else self._saver.flush(timeout)
+
+    def note_failure(self, failure_class: str, signature: str, evidence: Any, step: int | None) -> None:
+        """Append a line to the run's failure history, in the background."""
+        self._active().note_failure(failure_class, signature, evidence, step)
+
+    def draining(self, step: int, reason: str) -> None:
+        """Journal that a planned stop has begun."""
+        self._active().draining(step, reason)
+
+    def lower_promise(self, to: Promise, reason: str) -> None:
+        """Journal that from now on less is promised."""
+        self._active().lower_promise(to, reason)
+
+    # --- ending ------------------------------------------------------------------------------
+
+    def succeed(self, target: Any = None) -> None:
+        """The run is done and its final state committed: append ``run.succeeded`` and wait for it."""
+        self._active().succeed(target)
+
+    def close(self, timeout: float | None = 600.0) -> None:
+        """Flush, stop the background threads and withdraw the heartbeat. Harmless when repeated."""
+        if self._saver is not None:
+            self._saver.close(timeout)
+            self._saver = None
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None
+
+    def _active(self) -> Saver:
+        if self._saver is None:
+            raise UsageError(
+                "this run is not open for writing",
+                hint="confirm() comes before saving; a completed run is read-only",
+            )
+        return self._saver
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [dict(vars(row)) for row in self._window.rows]
+
+
+def software() -> dict[str, str]:
+    """The fingerprint that a bitwise promise depends on (CONTR-12)."""
+    return fingerprint.fingerprint()

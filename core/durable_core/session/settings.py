@@ -1,0 +1,76 @@
+"""L5. How a session behaves. Frozen, checked on construction; units are in the names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from durable_core.commit.retention import Retention
+from durable_core.errors import UsageError
+from durable_core.session.cadence import Cadence
+from durable_core.types import Promise
+
+Resume = Literal["auto", "never", "must", "fork"]
+Backlog = Literal["skip", "delay"]
+OnBreach = Literal["continue", "pause", "abort"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``rpo_steps`` / ``rpo_seconds``: the most training that may be unrecoverable; ``None``: undeclared.
+
+    ``backlog``: what a save does when all ``slots`` staging buffers are busy: ``skip`` this snapshot
+    (counted) or ``delay`` the loop until one is free. ``commit_deadline_s`` bounds the wait for
+    another writer; ``metrics_window`` is how many metric rows a checkpoint carries.
+    """
+
+    resume: Resume = "auto"
+    takeover: bool = False
+    promise: Promise = Promise.BITWISE
+    cadence: Cadence = field(default_factory=Cadence)
+    retention: Retention = field(default_factory=Retention)
+    backlog: Backlog = "skip"
+    on_rpo_breach: OnBreach = "continue"
+    rpo_steps: int | None = None
+    rpo_seconds: float | None = None
+    slots: int = 2
+    commit_deadline_s: float = 300.0
+    metrics_window: int = 50
+
+    def __post_init__(self) -> None:
+        _one_of("resume", self.resume, ("auto", "never", "must", "fork"))
+        _one_of("backlog", self.backlog, ("skip", "delay"))
+        _one_of("on_rpo_breach", self.on_rpo_breach, ("continue", "pause", "abort"))
+        if self.slots < 1:
+            raise UsageError(f"slots={self.slots}", hint="at least one staging buffer")
+        if self.rpo_steps is not None and self.rpo_steps < 1:
+            raise UsageError(f"rpo_steps={self.rpo_steps}", hint="at least one step, or None")
+        if self.rpo_seconds is not None and not self.rpo_seconds > 0:
+            raise UsageError(f"rpo_seconds={self.rpo_seconds}", hint="a positive time, or None")
+        if not self.commit_deadline_s > 0:
+            raise UsageError(f"commit_deadline_s={self.commit_deadline_s}", hint="a positive time")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{name}={value!r}", hint="one of " + ", ".join(repr(a) for a in allowed))
+
+
+def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The identity of the launch that started this process, as its supervisor tells it.
+
+    A supervisor that restarts a process keeps its identity (an elastic run id, a Slurm job id), so a
+    process that was fenced and is restarted unaware stays superseded. ``None``: there is no
+    supervisor; every start is a launch of its own.
+    """
+    for name in ("DURABLE_LAUNCH_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
+        value = environ.get(name, "")
+        if value and value != "none":  # torchrun's default run id is the word "none"
+            return f"{name.lower()}:{value}"
+    return None
+
+
+def takeover_requested(environ: Mapping[str, str] = os.environ) -> bool:
+    return environ.get("DURABLE_TAKEOVER", "") not in ("", "0", "false")

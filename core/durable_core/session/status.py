@@ -1,0 +1,97 @@
+"""L5. What the operator and the trainer can see of a session, kept under one lock."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from durable_core.events import Event
+
+
+@dataclass(frozen=True)
+class Status:
+    """``newest_step``: of the newest checkpoint that survives this process now; ``lag_steps``: training
+    beyond it; ``stall_seconds``: what the last save cost the loop; ``last_error`` is cleared by the next
+    commit; ``rpo_breached`` likewise."""
+
+    newest_c: int | None
+    newest_step: int | None
+    newest_time: float | None
+    current_step: int
+    pending: int
+    committed: int
+    skipped: int
+    delayed: int
+    failed: int
+    stall_seconds: float | None
+    last_error: str | None
+    rpo_breached: bool
+
+    @property
+    def lag_steps(self) -> int:
+        return self.current_step - (self.newest_step or 0)
+
+    def metrics(self) -> dict[str, float]:
+        """Flat numbers for a logger, under ``durable/``."""
+        return {
+            "durable/newest_step": float(-1 if self.newest_step is None else self.newest_step),
+            "durable/lag_steps": float(self.lag_steps),
+            "durable/committed": float(self.committed),
+            "durable/skipped": float(self.skipped),
+            "durable/failed": float(self.failed),
+            "durable/stall_seconds": self.stall_seconds or 0.0,
+        }
+
+
+class Board:
+    """The mutable side of ``Status``; listeners are told every event, on the thread it happened on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._newest: tuple[int, int, float] | None = None
+        self._error: str | None = None
+        self._breached = False
+        self.current_step = 0
+        self.stall_seconds: float | None = None
+        self.listeners: list[Callable[[Event], None]] = []
+
+    def emit(self, event: Event) -> None:
+        for listener in tuple(self.listeners):
+            listener(event)
+
+    def committed(self, c: int, step: int, when: float) -> None:
+        with self._lock:
+            self._counts["committed"] += 1
+            self._newest, self._error, self._breached = (c, step, when), None, False
+
+    def restored(self, c: int, step: int, when: float) -> None:
+        with self._lock:
+            self._newest, self.current_step = (c, step, when), step
+
+    def failed(self, error: str) -> None:
+        with self._lock:
+            self._counts["failed"] += 1
+            self._error = error
+
+    def count(self, what: str) -> None:
+        with self._lock:
+            self._counts[what] += 1
+
+    def breach(self) -> bool:
+        """Marks the declared RPO as breached; True the first time since the last commit."""
+        with self._lock:
+            first, self._breached = not self._breached, True
+            return first
+
+    def read(self, pending: int) -> Status:
+        with self._lock:
+            c, step, when = self._newest or (None, None, None)
+            counts: Any = self._counts
+            return Status(
+                c, step, when, self.current_step, pending, counts["committed"], counts["skipped"],
+                counts["delayed"], counts["failed"], self.stall_seconds, self._error, self._breached,
+            )  # fmt: skip
