@@ -1,7 +1,7 @@
 """L2. Every key name, made and parsed in one place.
 
 A key is segments of ``[a-z0-9._-]+`` joined by ``/``: no ``..``, no leading ``/``, at most 512
-characters. The first segment ``tmp`` belongs to the POSIX tier and is never a key.
+characters, 255 in a segment. The first segment ``tmp`` belongs to the POSIX tier and is never a key.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from durable_core.errors import FormatError, UsageError
 
 MAX_KEY = 512
+MAX_SEGMENT = 255
 
 JOURNAL = "journal/"
 CHECKPOINTS = "checkpoints/"
@@ -40,6 +41,8 @@ def key_fault(key: object) -> str:
         return f"longer than {MAX_KEY} characters"
     if not _KEY.fullmatch(key):
         return "not segments of [a-z0-9._-] joined by '/'"
+    if any(len(segment) > MAX_SEGMENT for segment in key.split("/")):
+        return f"a segment of more than {MAX_SEGMENT} characters"
     if any(segment.strip(".") == "" for segment in key.split("/")) or ".." in key:
         return "a segment of dots only, or '..'"
     if key == "tmp" or key.startswith(TMP):

@@ -28,8 +28,8 @@ from durable_core.format.parts import (
 from durable_core.types import ObjectInfo, PlacedSlice, Promise, SliceKey
 
 VERSION = 1
-#: Bytes of a manifest. 100,000 slices take about 20 MB.
-MAX_BYTES = 256 * 1024 * 1024
+#: Bytes of a manifest, what ``Tier.get`` reads by default. 100,000 slices take about 20 MB.
+MAX_BYTES = canonical.DEFAULT_LIMIT
 #: The role of a document that every role shares.
 SHARED = "*"
 
