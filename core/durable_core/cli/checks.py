@@ -6,7 +6,6 @@ from dataclasses import asdict
 
 from durable_core.cli.output import CORRUPT, FAILED, OK, Answer, Table, human_bytes
 from durable_core.engine.inspect import open_run
-from durable_core.errors import UsageError
 
 
 def verify(root: str, c: int | None) -> Answer:
@@ -85,8 +84,6 @@ def _conclusion(sound: bool, proven: bool) -> str:
 
 
 def export(root: str, out: str, c: int | None, form: str) -> Answer:
-    if form not in ("lightning", "safetensors", "all"):
-        raise UsageError(f"--format {form!r}", hint="one of lightning, safetensors, all")
     from durable_core.engine import export as engine
 
     formats = ("safetensors", "lightning") if form == "all" else (form,)

@@ -11,8 +11,6 @@ import json
 import math
 from typing import Any, NoReturn
 
-import numpy as np
-
 from durable_core.errors import CodecError, FormatError
 
 #: Containers inside containers; deeper documents are refused when written and when read.
@@ -91,6 +89,8 @@ def _depth(data: bytes) -> int:
     """
     if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
         return 0
+    import numpy as np  # here, since nearly no document gets here and the command line starts without it
+
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is left of `"` delimits strings
     brackets = b"".join(plain.split(b'"')[::2]).translate(None, _NOT_BRACKETS)
     opening = np.isin(np.frombuffer(brackets, np.uint8), np.frombuffer(_OPENING, np.uint8))
