@@ -102,7 +102,7 @@ class Fenced(FencedError):
     """A newer generation owns the run."""
 
 
-class Superseded(FencedError):
+class Superseded(Fenced):
     """Another launch has taken the run over since this launch last owned it."""
 
 

@@ -1,0 +1,246 @@
+"""One process's part in a run: starting, restoring, stepping down, being refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from session_helpers import check, restored, start, state_at, train
+
+from durable_core import errors
+from durable_core.commit.retention import Retention
+from durable_core.engine.inspect import open_run
+from durable_core.session import Run, Settings
+from durable_core.session.settings import launch_id
+from durable_core.spec import ModelSpec, RunSpec, Target
+
+
+def shards(root: Path) -> list[Path]:
+    """Shard files, oldest checkpoint first."""
+    return sorted(
+        root.glob("checkpoints/*/shard-*.safetensors"), key=lambda path: path.parent.name.split("-c")[1]
+    )
+
+
+def flip(path: Path, at: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_new_process_continues_from_the_newest_commit(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    assert (run.fresh, run.generation) == (True, 1)
+    train(run, 1, 3)
+    run.close()
+    again = Run.open(tmp_path)
+    assert (again.fresh, again.generation, again.restored_from) == (False, 2, (3, 3))
+    loaded = again.load()
+    check(3, loaded.state)
+    again.confirm()
+    again.close()
+
+
+def test_nothing_steps_before_the_restore_is_confirmed(tmp_path: Path) -> None:
+    start(tmp_path).close()
+    run = Run.open(tmp_path)
+    with pytest.raises(errors.RestoreError, match="start over"):
+        run.confirm()
+    with pytest.raises(errors.UsageError, match="confirm"):
+        run.save(state_at(1), {}, step=1)
+    run.close()
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "header"])
+def test_a_damaged_newest_checkpoint_steps_down_and_is_journaled(tmp_path: Path, damage: str) -> None:
+    run = start(tmp_path)
+    train(run, 1, 2)
+    run.close()
+    newest = shards(tmp_path)[-1]
+    if damage == "flip":
+        flip(newest)
+    elif damage == "header":
+        flip(newest, 20)
+    elif damage == "truncate":
+        newest.write_bytes(newest.read_bytes()[:-1])
+    else:
+        newest.unlink()
+    after = Run.open(tmp_path)
+    loaded = after.load()
+    check(1, loaded.state)
+    assert (after.generation, after.restored_from) == (3, (1, 1))
+    after.confirm()
+    # the lineage goes on from there, and step 2 is committed anew
+    train(after, 2, 2)
+    after.close()
+    step, state = restored(tmp_path)
+    check(2, state)
+    assert step == 2
+
+
+def test_a_damaged_manifest_steps_down(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    train(run, 1, 1)
+    run.close()
+    manifest = sorted(tmp_path.glob("checkpoints/*c00000001*/manifest.json"))[0]
+    flip(manifest, 50)
+    step, state = restored(tmp_path)
+    check(0, state)
+    assert step == 0
+
+
+def test_when_everything_is_damaged_it_never_starts_over(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    train(run, 1, 1)
+    run.close()
+    for path in shards(tmp_path):
+        flip(path)
+    with pytest.raises(errors.NoUsableCheckpoint):
+        Run.open(tmp_path).load()
+    with pytest.raises(errors.NoUsableCheckpoint):
+        Run.open(tmp_path, settings=Settings(takeover=True))
+
+
+def test_resume_modes(tmp_path: Path) -> None:
+    with pytest.raises(errors.RunNotFoundError, match="must"):
+        Run.open(tmp_path, settings=Settings(resume="must"))
+    start(tmp_path).close()
+    with pytest.raises(errors.UsageError, match="never"):
+        Run.open(tmp_path, settings=Settings(resume="never"))
+    run = start(tmp_path, resume="must")
+    assert run.restored_from == (0, 0)
+    run.close()
+
+
+def test_a_live_run_is_not_started_twice_unless_it_is_taken_over(tmp_path: Path) -> None:
+    first = start(tmp_path)
+    with pytest.raises(errors.RunBusy, match="takeover"):
+        Run.open(tmp_path)
+    second = start(tmp_path, takeover=True)
+    assert second.generation == 2
+    train(second, 1, 1)
+    with pytest.raises(errors.FencedError):
+        train(first, 1, 1)
+    with pytest.raises(errors.FencedError):
+        first.boundary(2)
+    train(second, 2, 2)
+    second.close()
+    first.close()
+    step, state = restored(tmp_path)
+    assert step == 2
+    check(2, state)
+
+
+def test_a_fenced_launch_restarted_by_an_unaware_supervisor_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DURABLE_LAUNCH_ID", "job-1")
+    first = start(tmp_path)
+    monkeypatch.setenv("DURABLE_LAUNCH_ID", "job-2")
+    second = start(tmp_path, takeover=True)
+    second.close()
+    monkeypatch.setenv("DURABLE_LAUNCH_ID", "job-1")
+    with pytest.raises(errors.Superseded, match="took the run over"):
+        Run.open(tmp_path)
+    first.close()
+    taken = start(tmp_path, takeover=True)
+    taken.close()
+
+
+def test_the_launch_is_its_supervisors() -> None:
+    assert launch_id({}) is None
+    assert launch_id({"TORCHELASTIC_RUN_ID": "none"}) is None
+    assert launch_id({"TORCHELASTIC_RUN_ID": "a", "SLURM_JOB_ID": "7"}) == "torchelastic_run_id:a"
+    assert launch_id({"SLURM_JOB_ID": "7"}) == "slurm_job_id:7"
+
+
+def test_a_finished_run_is_opened_for_reading(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    train(run, 1, 2)
+    run.succeed({"steps": 2})
+    run.close()
+    again = Run.open(tmp_path)
+    assert (again.completed, again.generation) == (True, 1)
+    check(2, again.load().state)
+    again.confirm()
+    with pytest.raises(errors.UsageError, match="read-only"):
+        again.save(state_at(3), {}, step=3)
+    again.close()
+
+
+def test_a_larger_target_extends_a_finished_run(tmp_path: Path) -> None:
+    run = start(tmp_path, spec=RunSpec(target=Target(max_steps=2)))
+    train(run, 1, 2)
+    run.succeed({"max_steps": 2})
+    run.close()
+    again = start(tmp_path, spec=RunSpec(target=Target(max_steps=4)))
+    assert (again.completed, again.restored_from) == (False, (2, 2))
+    assert any("target" in line for line in again.warnings)
+    train(again, 3, 4)
+    again.close()
+    assert (
+        restored(
+            tmp_path,
+        )[0]
+        == 4
+    )
+
+
+def test_another_model_is_refused_or_forked(tmp_path: Path) -> None:
+    start(tmp_path, spec=RunSpec(model=ModelSpec(cls="A"))).close()
+    with pytest.raises(errors.SpecMismatchError, match=r"model\.cls") as caught:
+        Run.open(tmp_path, spec=RunSpec(model=ModelSpec(cls="B")))
+    assert caught.value.fields == ("model.cls",)
+    fork = start(tmp_path, resume="fork", spec=RunSpec(model=ModelSpec(cls="B")))
+    train(fork, 1, 1)
+    fork.close()
+    # a restart of the fork goes on with it
+    again = start(tmp_path, resume="fork", spec=RunSpec(model=ModelSpec(cls="B")))
+    assert again.restored_from == (1, 1)
+    again.close()
+    assert len(open_run(tmp_path).state.forks) == 1
+
+
+def test_a_foreign_checkpoint_beside_a_history_is_refused_or_forked(tmp_path: Path) -> None:
+    start(tmp_path).close()
+    with pytest.raises(errors.UsageError, match="history of its own"):
+        Run.open(tmp_path, external="other.ckpt")
+    fork = Run.open(tmp_path, settings=Settings(resume="fork"), external="other.ckpt")
+    assert fork.fresh
+    fork.confirm()
+    fork.save(state_at(7), {}, step=7, wait=True)
+    fork.close()
+    again = Run.open(tmp_path, settings=Settings(resume="fork"), external="other.ckpt")
+    assert again.restored_from is not None and again.restored_from[1] == 7
+    again.close()
+
+
+def test_retention_keeps_what_is_declared(tmp_path: Path) -> None:
+    run = start(tmp_path, retention=Retention(keep_last=2, keep_every_n_steps=4))
+    train(run, 1, 10)
+    run.flush()
+    run.close()
+    steps = {int(path.parent.name.split("-")[1][1:]) for path in shards(tmp_path)}
+    assert steps == {0, 4, 8, 9, 10}
+    step, _ = restored(tmp_path)
+    assert step == 10
+
+
+def test_replayed_steps_are_compared_with_their_first_execution(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    for step in (1, 2, 3):
+        run.note_metrics(step, loss=1.0 / step)
+    assert run._heartbeat is not None
+    run._heartbeat.beat()  # what the background thread does every few seconds
+    hint = (tmp_path / "hints/owner.json").read_bytes()
+    run.close()
+    (tmp_path / "hints/owner.json").write_bytes(hint)
+    again = start(tmp_path, takeover=True)
+    seen: list[object] = []
+    again.note_metrics(1, loss=1.0)
+    again.note_metrics(2, loss=0.5 + 1e-12)
+    again.flush()
+    again.close()
+    assert again.replayed == 2
+    failures = [line.payload for line in open_run(tmp_path).state.failures]
+    assert [line["signature"] for line in failures] == ["replay-mismatch"], seen
