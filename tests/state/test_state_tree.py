@@ -49,6 +49,8 @@ def same(one: Any, two: Any) -> bool:
         return bool(torch.equal(*raw))
     if isinstance(one, float):
         return struct.pack("<d", one) == struct.pack("<d", two)
+    if isinstance(one, complex):
+        return same([one.real, one.imag], [two.real, two.imag])
     if isinstance(one, np.ndarray):
         return one.dtype == two.dtype and one.shape == two.shape and one.tobytes() == two.tobytes()
     if isinstance(one, dict):

@@ -44,11 +44,10 @@ def capture(objects: Mapping[str, Any]) -> Tree:
             "version": contract.version(obj),
         }
         if isinstance(obj, nn.Module):
-            about["module"] = modules.facts(obj)
+            tree[name], about["module"] = modules.read(obj)
             extras = modules.module_extras(obj)
             if extras:
                 tree[_BUFFERS][name] = extras
-            tree[name] = modules.read(obj)
         else:
             tree[name] = obj.state_dict()
         tree[_OBJECTS][name] = about

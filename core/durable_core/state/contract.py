@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import enum
-import random
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -54,11 +52,9 @@ class Kind(enum.Enum):
 
 ORDER = tuple(Kind)
 
-_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-
 # The first row that matches by type, else by a word in the object's name, decides.
 _BY_TYPE: tuple[tuple[Kind, tuple[type, ...]], ...] = (
-    (Kind.RNG, (*_GENERATORS, rng.Streams, rng.Named)),
+    (Kind.RNG, (*rng.GENERATORS, rng.Streams, rng.Named)),
     (Kind.EMA, (AveragedModel,)),
     (Kind.PARAMETERS, (nn.Module,)),
     (Kind.OPTIMIZER, (torch.optim.Optimizer,)),
@@ -101,12 +97,7 @@ def adapt(obj: Any) -> Any:
         if not isinstance(inner, nn.Module):
             return obj
         obj = inner
-    return rng.Named(obj) if isinstance(obj, _GENERATORS) else obj
-
-
-def is_generator(obj: object) -> bool:
-    """A random generator with a state of its own."""
-    return isinstance(obj, _GENERATORS) and not isinstance(obj, random.SystemRandom)
+    return rng.Named(obj) if isinstance(obj, rng.GENERATORS) else obj
 
 
 def version(obj: object) -> int:

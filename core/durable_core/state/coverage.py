@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from durable_core.state import contract, modules
+from durable_core.state import contract, modules, rng
 
 _SCALARS = (bool, int, float, str)
 _HINT_GENERATOR = "pass it as a state object of its own: state={..., 'name': generator}"
@@ -54,7 +54,7 @@ def coverage(objects: Mapping[str, Any], *, earlier: Mapping[str, Any] | None = 
             continue
         captured.extend(_captured(name, obj))
         for path, value in _attributes(name, obj):
-            if contract.is_generator(value) and id(value) not in declared:
+            if rng.is_generator(value) and id(value) not in declared:
                 missing.append(Item(path, f"{contract.type_name(value)}, not declared", _HINT_GENERATOR))
             elif isinstance(value, Tensor):
                 missing.append(Item(path, f"tensor {list(value.shape)} that is not a buffer", _HINT_TENSOR))

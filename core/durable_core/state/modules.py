@@ -12,15 +12,12 @@ from torch import Tensor, nn
 _DEFAULT_VERSION = 1
 
 
-def read(module: nn.Module) -> dict[str, Any]:
-    """The module's ``state_dict`` as a plain dict: fully qualified name -> live tensor (or extra state)."""
-    return dict(module.state_dict())
-
-
-def facts(module: nn.Module) -> dict[str, Any]:
-    """What ``state_dict`` does not say: frozen parameters, submodules in eval mode, format versions."""
-    versions = getattr(module.state_dict(), "_metadata", {})
-    return {
+def read(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The module's ``state_dict`` (qualified name -> live tensor or extra state), and what it does not say:
+    frozen parameters, submodules in eval mode, format versions other than 1."""
+    state = module.state_dict()
+    versions = getattr(state, "_metadata", {})
+    facts = {
         "frozen": [name for name, parameter in module.named_parameters() if not parameter.requires_grad],
         "eval": [name for name, child in module.named_modules() if not child.training],
         "versions": {
@@ -29,6 +26,7 @@ def facts(module: nn.Module) -> dict[str, Any]:
             if entry.get("version", _DEFAULT_VERSION) != _DEFAULT_VERSION
         },
     }
+    return dict(state), facts
 
 
 def module_extras(module: nn.Module) -> dict[str, Tensor | None]:

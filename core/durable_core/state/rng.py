@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
 from durable_core.errors import PromiseError, UsageError
+from durable_core.format import codec
 
+T = TypeVar("T")
 Tree: TypeAlias = dict[str, Any]
 Generator: TypeAlias = "torch.Generator | random.Random | np.random.Generator | np.random.RandomState"
+
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 _WORDS = 625  # the Mersenne twister's 624 words, then its position
 
@@ -54,6 +58,11 @@ def restore(tree: Mapping[str, Any], *, strict: bool = True) -> tuple[str, ...]:
         else:
             torch.cuda.set_rng_state(state, name)
     return absent
+
+
+def is_generator(obj: object) -> bool:
+    """A random generator with a state of its own."""
+    return isinstance(obj, GENERATORS) and not isinstance(obj, random.SystemRandom)
 
 
 class Streams:
@@ -206,3 +215,45 @@ def _unpacked(value: Any) -> Any:
         stored = np.dtype(value["array"])
         return np.frombuffer(value["data"], dtype=stored).astype(stored.newbyteorder("="))
     return {key: _unpacked(item) for key, item in value.items()}
+
+
+# --- generators inside a state tree --------------------------------------------------------
+
+_BIT_GENERATORS: dict[str, Callable[[], Any]] = {
+    kind.__name__: kind
+    for kind in (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64)
+}
+
+
+def register(registry: codec.Registry) -> None:
+    """Let the codec store generators that lie in a state tree; they come back as new generators."""
+    registry.register(torch.Generator, "torch.Generator", _from_torch_generator, _to_torch_generator)
+    registry.register(random.Random, "random.Random", generator_state, _to_python_random)
+    registry.register(np.random.RandomState, "numpy.RandomState", generator_state, _to_random_state)
+    registry.register(np.random.Generator, "numpy.Generator", generator_state, _to_numpy_generator)
+
+
+def _from_torch_generator(generator: torch.Generator) -> Any:
+    return [generator.device.type, generator_state(generator)]
+
+
+def _to_torch_generator(document: Any) -> torch.Generator:
+    device, state = document
+    return _with_state(torch.Generator(device), state)
+
+
+def _to_python_random(document: Any) -> random.Random:
+    return _with_state(random.Random(), document)
+
+
+def _to_random_state(document: Any) -> np.random.RandomState:
+    return _with_state(np.random.RandomState(_BIT_GENERATORS[document["bit_generator"]]()), document)
+
+
+def _to_numpy_generator(document: Any) -> np.random.Generator:
+    return _with_state(np.random.Generator(_BIT_GENERATORS[document["bit_generator"]]()), document)
+
+
+def _with_state(generator: T, state: Any) -> T:
+    set_generator_state(generator, state)  # type: ignore[arg-type]
+    return generator

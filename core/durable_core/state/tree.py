@@ -21,6 +21,8 @@ from durable_core.state.dtypes import TO_NAME
 
 VERSION = 1
 _AS_REAL = {torch.complex128: "complex128", torch.complex32: "complex32"}  # stored as pairs of reals
+_STORABLE = {*TO_NAME, *_AS_REAL}
+_PLAIN_TYPES = {Tensor, torch.nn.Parameter}
 
 Document: TypeAlias = dict[str, Any]
 
@@ -68,31 +70,35 @@ def rebuild(doc: Document, tensors: Mapping[str, Tensor], *, key: str = "<docume
 
 
 class _Collector:
-    """The codec's leaf: gives each tensor a key, and the same key to the same memory."""
+    """The codec's leaf: gives each tensor a key, and the same key to the same memory.
+
+    It runs on the training thread, once per tensor and save, so attributes that torch computes on
+    each access are asked for only where they can matter.
+    """
 
     def __init__(self, prefix: str) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.notes: dict[str, dict[str, Any]] = {}
         self._prefix = prefix
-        self._keys: dict[tuple[Any, ...], str] = {}
-        self._kept: list[Tensor] = []  # an address identifies a tensor only while the tensor lives
+        # By address. An address identifies memory only while its tensor lives, so the tensors are kept.
+        self._known: dict[int, list[tuple[Tensor, str]]] = {}
 
     def __call__(self, value: Any, path: str) -> str | None:
         if not isinstance(value, Tensor):
             return None
-        _refuse(value, path)
-        identity = _identity(value)
-        known = self._keys.get(identity)
-        if known is not None:
-            return known
+        if _is_special(value):
+            _refuse(value, path)
+        here = self._known.setdefault(value.data_ptr(), [])
+        for other, known in here:
+            if _same_view(other, value):
+                return known
         key = self._fresh(path)
+        here.append((value, key))
+        plain = value.detach() if value.requires_grad else value
+        self.tensors[key] = torch.view_as_real(plain.resolve_conj()) if value.dtype in _AS_REAL else plain
         note = _note(value)
         if note:
             self.notes[key] = note
-        plain = value.detach()
-        self._kept.append(value)
-        self.tensors[key] = torch.view_as_real(plain.resolve_conj()) if value.dtype in _AS_REAL else plain
-        self._keys[identity] = key
         return key
 
     def _fresh(self, path: str) -> str:
@@ -105,10 +111,22 @@ class _Collector:
         return key
 
 
+def _is_special(value: Tensor) -> bool:
+    """Whether this may be a tensor that ``_refuse`` refuses; false for nearly all."""
+    return (
+        type(value) not in _PLAIN_TYPES
+        or value.layout is not torch.strided
+        or value.dtype not in _STORABLE
+        or value.is_nested
+        or value.is_meta
+        or (value.requires_grad and value.grad_fn is not None)
+    )
+
+
 def _refuse(value: Tensor, path: str) -> None:
     """``CodecError`` for a tensor whose bytes do not say all there is to it."""
-    name = type(value).__name__
-    if type(value) not in (Tensor, torch.nn.Parameter):
+    if type(value) not in _PLAIN_TYPES:
+        name = type(value).__name__
         raise CodecError(path, f"a {name} cannot be stored", hint="save what it wraps as plain tensors")
     if value.is_nested or value.layout is not torch.strided:
         kind = "nested" if value.is_nested else str(value.layout)
@@ -119,15 +137,25 @@ def _refuse(value: Tensor, path: str) -> None:
         raise CodecError(path, "a meta tensor has no bytes", hint="materialise the module before saving")
     if value.grad_fn is not None:
         raise CodecError(path, "this tensor is part of an autograd graph", hint="detach() it in state_dict()")
-    if value.dtype not in TO_NAME and value.dtype not in _AS_REAL:
-        raise CodecError(path, f"tensors of {value.dtype} cannot be stored", hint="convert it before saving")
+    raise CodecError(path, f"tensors of {value.dtype} cannot be stored", hint="convert it before saving")
 
 
-def _identity(value: Tensor) -> tuple[Any, ...]:
-    if value.numel() == 0:
-        return (id(value),)
-    view = (value.shape, value.stride(), value.dtype, value.is_conj(), value.is_neg())
-    return (value.data_ptr(), value.device, *view, value.requires_grad, type(value))
+def _same_view(one: Tensor, two: Tensor) -> bool:
+    """The same memory seen the same way, given that both begin at one address."""
+    if one is two:
+        return True
+    if one.numel() == 0 or two.numel() == 0:  # no memory to share
+        return False
+    return (
+        one.shape == two.shape
+        and one.stride() == two.stride()
+        and one.dtype == two.dtype
+        and one.device == two.device
+        and one.is_conj() == two.is_conj()
+        and one.is_neg() == two.is_neg()
+        and one.requires_grad == two.requires_grad
+        and type(one) is type(two)
+    )
 
 
 def _note(value: Tensor) -> dict[str, Any]:
@@ -138,7 +166,7 @@ def _note(value: Tensor) -> dict[str, Any]:
         note["parameter"] = True
     if value.requires_grad:
         note["grad"] = True
-    if value.device.type != "cpu":
+    if not value.is_cpu:
         note["device"] = value.device.type  # a hint; without the index, which is a rank in disguise
     return note
 
@@ -158,6 +186,6 @@ def _annotated(tensor: Tensor, note: Any, name: str) -> Tensor:
 
 def _escape(path: str) -> str:
     """Keys are printable UTF-8; ``@`` is kept for shard names. The codec has escaped ``%`` already."""
-    if path.isalnum() or all(char.isprintable() and char != "@" for char in path):
+    if path.isprintable() and "@" not in path:
         return path
     return "".join(char if char.isprintable() and char != "@" else f"%{ord(char):02X}" for char in path)
