@@ -149,6 +149,7 @@ class PosixTier(Tier):
         hint = "keep the run on a local disk, NFS or another file system with hard links"
         with mapped(f"probe {self._tmp}"):
             try:
+                self.before("link", name)
                 name.hardlink_to(first)
             except OSError as error:
                 if error.errno not in NO_LINKS:
