@@ -169,3 +169,32 @@ def test_a_breached_recovery_point_pauses_until_storage_is_back(
     assert run.status().newest_step == 3
     assert len([s for s in waits if s >= 1]) == 3
     run.close()
+
+
+def test_a_commit_in_doubt_is_settled_by_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit record arrives, its acknowledgement never does, and no later save would ask."""
+    run = start(tmp_path)
+    lost = 0
+
+    def before(self: PosixTier, what: str, path: Path) -> None:
+        nonlocal lost
+        # the directory of the journal cannot be synced: created, perhaps not durable
+        if lost < 64 and what == "fsync-dir" and path.name == "journal" and armed(tmp_path):
+            lost += 1
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(PosixTier, "before", before)
+    run.save(state_at(1), {}, step=1)
+    run._saver._writer.drain()  # type: ignore[union-attr]
+    assert lost > 0
+    assert run.status().failed == 1
+    lost = 64
+    assert run.flush()
+    assert run.status().newest_step == 1
+    run.close()
+    assert restored(tmp_path)[0] == 1
+
+
+def armed(root: Path) -> bool:
+    """From the publication of c1's manifest on, so that only the commit record is in doubt."""
+    return bool(list(root.glob("checkpoints/*c00000001*/manifest.json")))

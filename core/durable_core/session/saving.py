@@ -12,7 +12,7 @@ from typing import Any
 from durable_core import events
 from durable_core.clock import Clock
 from durable_core.commit import ending
-from durable_core.commit.journal import AppendInDoubt, View
+from durable_core.commit.journal import AppendInDoubt, View, settle
 from durable_core.commit.request import Deadlines, LedgerRows, SaveAborted, SaveOutcome, SaveRequest
 from durable_core.commit.save import save_coordinator, save_writer
 from durable_core.engine import probe
@@ -82,6 +82,9 @@ class Saver:
             self._settings.cadence, step, step_seconds=meter.median(meter.step),
             cost_seconds=meter.median(meter.cost), persist_seconds=meter.median(meter.persist),
         )  # fmt: skip
+        cadence = self._settings.cadence
+        if isinstance(cadence.every_n_steps, int) and cadence.every_seconds is None:
+            return decision.next_step  # the same on every writer without asking
         return int(self._world.broadcast(decision.next_step))
 
     # --- one save ----------------------------------------------------------------------------
@@ -312,7 +315,13 @@ class Saver:
 
     def _background(self, name: str, work: Any) -> None:
         if self._world.coordinator:
-            self._writer.submit(Job(name, self._keeping_doubt(work), lambda error: self._failed(-1, error)))
+            self._writer.submit(
+                Job(
+                    name,
+                    self._keeping_doubt(work),
+                    lambda error: self._failed(self._board.current_step, error),
+                )
+            )
 
     def _keeping_doubt(self, work: Any) -> Any:
         def guarded(view: View) -> View:
@@ -329,8 +338,19 @@ class Saver:
 
     def flush(self, timeout: float | None) -> bool:
         done = self._writer.drain(timeout)
+        if done and self._writer.view.doubt is not None:
+            self._background("settle", self._settle)
+            done = self._writer.drain(timeout)
         self._writer.raise_failure()
         return done
+
+    def _settle(self, view: View) -> View:
+        """End a doubt that no later save will end; what turns out committed counts as that."""
+        view = self._performer.run(settle(view))
+        state = view.state
+        if state.head is not None and state.head != self._board.read(0).newest_c:
+            self._board.committed(state.head, state.checkpoints[state.head].step, self._clock.now())
+        return view
 
     def succeed(self, target: Any) -> None:
         failures: list[DurableError] = []
