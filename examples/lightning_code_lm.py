@@ -3,8 +3,9 @@
     python examples/lightning_code_lm.py --root runs/code-lm
 
 Kill it at any instant and run the same line again: it goes on as the same run. The only line that has to
-do with that is the callback. Everything else is what any Lightning script has: dropout, augmentation drawn
-from all three random number generators, a warm-up and cosine schedule, validation, averaged weights.
+do with that is the callback; the dataset also says which content it holds, so that a changed corpus cannot
+pass for the same one. Everything else is what any Lightning script has: dropout, augmentation drawn from all
+three random number generators, a warm-up and cosine schedule, validation, averaged weights.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
+from durable_core.data import DatasetManifest
 from lightning_durable import DurableCheckpoint
 
 BYTES = 256
@@ -37,8 +39,9 @@ MASK = 0  # no source file holds a zero byte
 # --- the corpus ---------------------------------------------------------------------------------------
 
 
-def corpus_files(max_bytes: int) -> list[Path]:
-    """The first standard-library sources in path order that fit into ``max_bytes``."""
+def corpus(max_bytes: int) -> tuple[bytes, str]:
+    """The first standard-library sources that fit into ``max_bytes``, and the identity of their content:
+    the digest of a manifest that holds a digest per file, so another Python's sources are another dataset."""
     home = Path(sysconfig.get_path("stdlib"))
     files, total = [], 0
     for path in sorted(home.glob("*.py")) + sorted(home.glob("*/*.py")):
@@ -47,13 +50,15 @@ def corpus_files(max_bytes: int) -> list[Path]:
             continue
         files.append(path)
         total += size
-    return files
+    manifest = DatasetManifest.build(files, home, properties={"tokens": "bytes"})
+    return b"".join((home / item.name).read_bytes() for item in manifest.objects), manifest.dataset_id
 
 
 class CodeWindows(Dataset[Tensor]):
     """Windows of ``length + 1`` bytes; each is shifted, masked and jittered anew whenever it is read."""
 
-    def __init__(self, data: bytes, length: int, *, augment: bool) -> None:
+    def __init__(self, data: bytes, dataset_id: str, length: int, *, augment: bool) -> None:
+        self.dataset_id = dataset_id
         self.data = np.frombuffer(data, dtype=np.uint8)
         self.length = length
         self.augment = augment
@@ -203,13 +208,14 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     L.seed_everything(1234, workers=True, verbose=False)
 
-    data = b"".join(path.read_bytes() for path in corpus_files(args.corpus_bytes))
+    data, identity = corpus(args.corpus_bytes)
     held_out = len(data) // 10
+    windows = CodeWindows(data[held_out:], identity, args.length, augment=True)
+    held_out_windows = CodeWindows(data[:held_out], identity, args.length, augment=False)
     train = DataLoader(
-        CodeWindows(data[held_out:], args.length, augment=True),
-        batch_size=args.batch, shuffle=True, num_workers=args.workers, drop_last=True,
-    )  # fmt: skip
-    val = DataLoader(CodeWindows(data[:held_out], args.length, augment=False), batch_size=args.batch)
+        windows, batch_size=args.batch, shuffle=True, num_workers=args.workers, drop_last=True
+    )
+    val = DataLoader(held_out_windows, batch_size=args.batch)
 
     trainer = L.Trainer(
         accelerator="cpu", devices=args.devices, strategy="ddp" if args.devices > 1 else "auto",
@@ -231,7 +237,7 @@ def main() -> None:
             "optimizer": digest([optimizer.state_dict() for optimizer in trainer.optimizers]),
             "step": trainer.global_step,
             "samples": int(model.samples_seen),
-            "val_loss": float(trainer.callback_metrics["val_loss"]),
+            "loss": float(trainer.callback_metrics["train_loss"]),
         }
         args.result.write_text(json.dumps(outcome, indent=2) + "\n")
 
