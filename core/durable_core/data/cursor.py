@@ -38,6 +38,11 @@ class Layout:
             raise UsageError(f"size {self.size} and global batch {self.global_batch} must be at least 1")
         if self.remainder not in REMAINDERS:
             raise UsageError(f"remainder {self.remainder!r} is not one of {', '.join(REMAINDERS)}")
+        if self.remainder == "wrap" and self.global_batch > 2 * self.size:
+            raise UsageError(
+                f"a batch of {self.global_batch} would hold each of {self.size} samples more than twice",
+                hint="lower batch_size",
+            )
         if self.batches == 0:
             raise UsageError(
                 f"{self.size} samples do not fill one global batch of {self.global_batch}, and the "

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ..errors import FormatError, OrderError, UsageError
+from ..errors import OrderError, UsageError
 from .cursor import Cursor
 from .order import Ids
 
@@ -195,38 +193,3 @@ class Ledger:
 
 def _after(tag: Tag) -> tuple[int, int]:
     return (tag.epoch + 1, 0) if tag.last else (tag.epoch, tag.batch + 1)
-
-
-# --- arrays for a ledger segment ------------------------------------------------------------
-
-_COLUMNS = ("step", "epoch", "batch", "count", "flags", "ids")
-
-
-def pack_rows(rows: Iterable[LedgerRow]) -> dict[str, npt.NDArray[Any]]:
-    """Rows as int64 columns: ``step, epoch, batch, count, flags`` of shape (rows,), ``ids`` of all
-    rows end to end; flags are 1 for ``no_update``, 2 for ``abandoned``."""
-    items = tuple(rows)
-    head = [(r.step, r.epoch, r.batch, len(r.ids), r.no_update + 2 * r.abandoned) for r in items]
-    table = np.array(head, dtype=np.int64).reshape(len(items), 5)
-    columns = {name: np.ascontiguousarray(table[:, index]) for index, name in enumerate(_COLUMNS[:5])}
-    columns["ids"] = np.concatenate([np.empty(0, np.int64), *(row.ids for row in items)])
-    return columns
-
-
-def unpack_rows(columns: Mapping[str, npt.NDArray[Any]], *, key: str = "ledger") -> tuple[LedgerRow, ...]:
-    """The rows that ``pack_rows`` packed. Raises ``FormatError`` naming ``key`` for anything else."""
-    if set(columns) != set(_COLUMNS):
-        raise FormatError(key, f"columns {sorted(columns)}, expected {sorted(_COLUMNS)}")
-    if any(column.dtype != np.int64 or column.ndim != 1 for column in columns.values()):
-        raise FormatError(key, "a column is not a vector of int64")
-    counts = columns["count"]
-    if len({len(columns[name]) for name in _COLUMNS[:5]}) != 1 or (counts < 0).any():
-        raise FormatError(key, "columns of unequal length or a negative count")
-    ends = np.cumsum(counts)
-    if (int(ends[-1]) if len(ends) else 0) != len(columns["ids"]) or (columns["flags"] & ~3).any():
-        raise FormatError(key, "counts do not add up to the ids, or an unknown flag")
-    heads = zip(*(columns[name].tolist() for name in _COLUMNS[:5]), ends.tolist(), strict=True)
-    return tuple(
-        LedgerRow(step, epoch, batch, columns["ids"][end - count : end], bool(flags & 1), bool(flags & 2))
-        for step, epoch, batch, count, flags, end in heads
-    )

@@ -120,14 +120,11 @@ def make_order(name: str, size: int, *, dataset_id: str, seed: int, source: str 
 
 
 def wrapped_ids(order: Order, epoch: int, start: int, stop: int) -> tuple[int, ...]:
-    """Ids at positions [start, stop) taken modulo the epoch's size."""
-    parts: list[int] = []
-    while start < stop:
-        turn = start // order.size * order.size
-        end = min(stop, turn + order.size)
-        parts.extend(order.ids(epoch, start - turn, end - turn).tolist())
-        start = end
-    return tuple(parts)
+    """Ids at positions [start, stop), start < 2 * size, where position ``size`` is position 0 again."""
+    size = order.size
+    inside = order.ids(epoch, min(start, size), min(stop, size)).tolist()
+    beyond = order.ids(epoch, max(start - size, 0), max(stop - size, 0)).tolist()
+    return (*inside, *beyond)
 
 
 # --- arithmetic (wraps modulo 2^64 on purpose) ----------------------------------------------

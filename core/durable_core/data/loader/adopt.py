@@ -29,7 +29,12 @@ _WEAKEST = f'or accept promise="{Promise.DISTRIBUTION.value}"'
 
 
 def arguments(
-    loader: DataLoader[Any], *, replica: int | None, replicas: int | None, promise: Promise
+    loader: DataLoader[Any],
+    *,
+    replica: int | None,
+    replicas: int | None,
+    seed: int | None,
+    promise: Promise,
 ) -> dict[str, Any]:
     """Keyword arguments that make a ``DurableLoader`` of a user's loader.
 
@@ -39,7 +44,8 @@ def arguments(
     common = {**_reading(loader), "promise": promise}
     if isinstance(loader.dataset, IterableDataset):
         place = {"replica": replica or 0, "replicas": replicas or 1}
-        return {**common, **place, "batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        batching = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        return {**common, **place, **batching, "seed": seed}
     if loader.batch_sampler is None:
         raise UnsupportedError(
             "batch_size=None with a map-style dataset leaves the batches to the sampler or the dataset",
@@ -54,8 +60,9 @@ def arguments(
     if isinstance(sampler, DistributedSampler):
         replica = sampler.rank if replica is None else replica
         replicas = sampler.num_replicas if replicas is None else replicas
+        seed = sampler.seed if seed is None else seed
     place = {"replica": replica or 0, "replicas": replicas or 1}
-    common |= {**place, "batch_size": batch_size}
+    common |= {**place, "batch_size": batch_size, "seed": seed}
     dataset: Any = loader.dataset
     shuffle = _shuffle(sampler, dataset)
     if shuffle is None or batch_size is None:

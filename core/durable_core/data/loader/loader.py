@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -148,8 +149,8 @@ class DurableLoader:
         if isinstance(loader, DurableLoader):
             loader.bind(replica=replica, replicas=replicas, seed=seed)
             return loader
-        wanted = adopt.arguments(loader, replica=replica, replicas=replicas, promise=Promise(promise))
-        return cls(**wanted, seed=seed, dataset_id=dataset_id)
+        place = {"replica": replica, "replicas": replicas, "seed": seed}
+        return cls(**adopt.arguments(loader, **place, promise=Promise(promise)), dataset_id=dataset_id)
 
     def bind(
         self, *, replica: int | None = None, replicas: int | None = None, seed: int | None = None
@@ -221,7 +222,9 @@ class DurableLoader:
         ended = self._pass is not None and self._pass.ended
         epoch, batch = self._ledger.position
         if batch and not ended:
-            self._close_pass()
+            if self._pass is not None:
+                self._pass.close()
+                self._pass = None
             self._ledger.leave(epoch + 1)
 
     @property
@@ -246,23 +249,26 @@ class DurableLoader:
     def __iter__(self) -> Iterator[Any]:
         if self._source is None:
             self._source = make_source(self._settings, self._plan, self.seed)
-        source = self._source
         self._begun = True
+        start, state = self._next_start()
+        self._pass = _Pass(start, state, self._source.open(*start, state))
+        return _PassIterator(self, self._pass)
+
+    def _next_start(self) -> tuple[tuple[int, int], Any]:
+        """Where the pass after this one begins, and the source's state there; tells the ledger."""
         last = self._pass
         if last is None:
-            start, state = self._ledger.position, self._ledger.state
+            return self._ledger.position, self._ledger.state
+        last.close()
+        if not last.ended and self._ledger.position <= last.start:
+            self._ledger.rewind(*last.start)
+            return last.start, last.state
+        epoch = last.start[0] + 1
+        if last.ended:
+            self._ledger.follow(epoch)
         else:
-            self._close_pass()
-            start, state = (last.epoch + 1, 0), None
-            if last.ended:
-                self._ledger.follow(last.epoch + 1)
-            elif self._ledger.position > last.start:
-                self._ledger.leave(last.epoch + 1)
-            else:
-                start, state = last.start, last.state
-                self._ledger.rewind(*start)
-        self._pass = _Pass(self, start, state, source.open(*start, state))
-        return self._pass
+            self._ledger.leave(epoch)
+        return (epoch, 0), None
 
     def __len__(self) -> int:
         """Batches in one epoch. Raises TypeError when nobody knows: an iterable dataset or sampler."""
@@ -377,37 +383,34 @@ class DurableLoader:
         """Workers, where the position depends on their number."""
         return self.num_workers if self.streaming else None
 
-    def _close_pass(self) -> None:
-        if self._pass is not None:
-            self._pass.close()
-        self._pass = None
-
     def _check_not_begun(self, what: str) -> None:
         if self._begun:
             raise UsageError(f"{what}() after iteration has begun", hint="call it before the first iter()")
 
 
-class _Pass(Iterator[Any]):
-    """One pass over (the rest of) an epoch."""
+@dataclass
+class _Pass:
+    """One pass over (the rest of) an epoch, as the loader remembers it."""
 
-    def __init__(
-        self, loader: DurableLoader, start: tuple[int, int], state: Any, batches: Iterator[tuple[Tag, Any]]
-    ) -> None:
-        self._loader = loader
-        self.start, self.state, self.batches = start, state, batches
-        self.ended = False
-        self.fetching = False  # still true after a fetch that raised
-
-    @property
-    def epoch(self) -> int:
-        return self.start[0]
-
-    def __next__(self) -> Any:
-        return self._loader._next(self)
+    start: tuple[int, int]
+    state: Any
+    batches: Iterator[tuple[Tag, Any]]
+    ended: bool = False
+    fetching: bool = False  # still true after a fetch that raised
 
     def close(self) -> None:
         """Stop reading ahead; workers that do not persist end."""
         self.batches = iter(())
+
+
+class _PassIterator(Iterator[Any]):
+    """What ``iter()`` gives. The loader does not hold it: a cycle would keep workers till a collection."""
+
+    def __init__(self, loader: DurableLoader, current: _Pass) -> None:
+        self._loader, self._current = loader, current
+
+    def __next__(self) -> Any:
+        return self._loader._next(self._current)
 
 
 def _identity(dataset: Any, declared: str | None) -> tuple[str, bool]:

@@ -1,0 +1,138 @@
+"""Datasets and samplers that the data tests share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+
+class Plain(Dataset[int]):
+    """Sample i is i; counts reads in this process."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        assert type(index) is int and 0 <= index < self.size
+        self.reads += 1
+        return index
+
+
+class Drawing(Plain):
+    """Sample i is (i, one draw from each global stream)."""
+
+    def __getitem__(self, index: int) -> Any:  # type: ignore[override]
+        return super().__getitem__(index), random.random(), float(np.random.rand()), torch.rand(()).item()
+
+
+class Batched(Plain):
+    """Has ``__getitems__``, as HF datasets do."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        assert type(indices) is list
+        return [(i, torch.rand(()).item()) for i in indices]
+
+
+class Stream(IterableDataset[int]):
+    """0 .. size-1 dealt to the workers, with a state that it goes on changing after handing it out."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.state: dict[str, Any] = {"next": 0, "seen": []}
+        self.loaded = False
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        if not self.loaded:
+            self.state["next"], self.state["seen"] = worker, []
+        self.loaded = False
+        while self.state["next"] < self.size:
+            value = self.state["next"]
+            self.state["next"] += workers
+            self.state["seen"].append(value)
+            yield (
+                value,
+                len(self.state["seen"]),
+                random.random(),
+                float(np.random.rand()),
+                torch.rand(()).item(),
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state, self.loaded = state, True
+
+
+class Stateless(IterableDataset[int]):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.size))
+
+
+class Backwards:
+    """A sampler without state."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.size - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class Counting:
+    """A sampler with state: every epoch goes on where the last one stopped, modulo the size."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.position = size, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            value = self.position
+            self.position += 1
+            yield (value * 7) % self.size
+            if self.position % self.size == 0:
+                return
+
+    def __len__(self) -> int:
+        return self.size
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def listed(samples: list[Any]) -> list[Any]:
+    """A collate function that keeps what it gets."""
+    return list(samples)
+
+
+def train(loader: Any, batches: int | None = None, *, step: int = 0) -> list[Any]:
+    """Take and acknowledge batches to the end of the pass, or ``batches`` of them."""
+    out = []
+    iterator = iter(loader)
+    while batches is None or len(out) < batches:
+        try:
+            out.append(next(iterator))
+        except StopIteration:
+            break
+        loader.acknowledge(step=step + len(out))
+    return out

@@ -1,0 +1,139 @@
+"""The ledger: batches handed over, batches acknowledged, and nothing between lost or doubled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from durable_core.data import ledger as module
+from durable_core.data.cursor import Cursor
+from durable_core.data.ledger import Ledger, Tag
+from durable_core.errors import OrderError, UsageError
+
+
+def make(epoch: int = 0, batch: int = 0) -> Ledger:
+    return Ledger(Cursor("d", "full_prp_v1", 1, epoch, batch, 12, 4, "drop"))
+
+
+def tag(epoch: int, batch: int, *, last: bool = False, state: object = None) -> Tag:
+    return Tag(epoch, batch, np.arange(2) + 4 * batch, 4, last, state)
+
+
+def places(ledger: Ledger) -> list[tuple[int, int, int]]:
+    return [(row.step, row.epoch, row.batch) for row in ledger.rows_since(0)]
+
+
+def test_only_what_is_acknowledged_counts() -> None:
+    ledger = make()
+    for k in range(3):
+        ledger.hand_over(tag(0, k, last=k == 2, state=f"after {k}"))
+    assert (ledger.cursor.epoch, ledger.cursor.batch, ledger.outstanding) == (0, 0, 3)
+    ledger.acknowledge(2, step=1, no_update=True)
+    assert (ledger.cursor.batch, ledger.cursor.consumed_samples, ledger.state) == (2, 8, "after 1")
+    row = ledger.rows_since(0)[1]
+    assert (row.step, row.batch, row.ids.tolist(), row.no_update) == (1, 1, [4, 5], True)
+    ledger.acknowledge(1, step=2, no_update=False)
+    assert (ledger.cursor.epoch, ledger.cursor.batch, ledger.state) == (1, 0, None)
+    assert places(ledger) == [(1, 0, 0), (1, 0, 1), (2, 0, 2)]
+
+
+@pytest.mark.parametrize("wrong", [(0, 0), (0, 2), (1, 0), (1, 1)])
+def test_a_gap_or_repeat_in_the_delivery_raises(wrong: tuple[int, int]) -> None:
+    ledger = make()
+    ledger.hand_over(tag(0, 0))
+    with pytest.raises(OrderError, match="lost or repeated"):
+        ledger.hand_over(tag(*wrong))
+
+
+def test_more_than_handed_over_raises_and_records_nothing() -> None:
+    ledger = make()
+    ledger.hand_over(tag(0, 0))
+    with pytest.raises(OrderError, match="of 1 handed over"):
+        ledger.acknowledge(2, step=1, no_update=False)
+    assert (ledger.outstanding, places(ledger)) == (1, [])
+    for n, step in ((0, 1), (1, -1)):
+        with pytest.raises(UsageError):
+            ledger.acknowledge(n, step=step, no_update=False)
+
+
+def test_accumulation_may_straddle_epochs_that_ended() -> None:
+    ledger = make()
+    ledger.hand_over(tag(0, 0, last=True))
+    ledger.follow(1)
+    assert ledger.position == (0, 0)
+    ledger.hand_over(tag(1, 0))
+    ledger.acknowledge(2, step=1, no_update=False)
+    assert places(ledger) == [(1, 0, 0), (1, 1, 0)] and ledger.position == (1, 1)
+
+
+def test_an_epoch_left_early_is_declared_with_the_next_batch() -> None:
+    ledger = make()
+    for k in range(2):
+        ledger.hand_over(tag(0, k, state=k))
+    ledger.acknowledge(1, step=1, no_update=False)
+    ledger.leave(1)
+    assert ledger.position == (1, 0) and ledger.state is None  # what a save in between would store
+    ledger.acknowledge(1, step=2, no_update=False)  # late, but its pass has not been replaced yet
+    assert ledger.position == (1, 0) and ledger.cursor.consumed_samples == 8
+    ledger.hand_over(tag(1, 0, state="new"))
+    ledger.acknowledge(1, step=3, no_update=False)
+    assert places(ledger) == [(1, 0, 0), (2, 0, 1), (3, 0, 2), (3, 1, 0)]
+    assert [row.abandoned for row in ledger.rows_since(0)] == [False, False, True, False]
+    assert ledger.state == "new"
+
+
+def test_a_look_ahead_batch_of_a_left_epoch_is_never_counted() -> None:
+    ledger = make()
+    for k in range(2):
+        ledger.hand_over(tag(0, k))
+    ledger.acknowledge(1, step=1, no_update=False)
+    ledger.leave(1)
+    ledger.hand_over(tag(1, 0))
+    assert ledger.outstanding == 1
+    ledger.acknowledge(1, step=2, no_update=False)
+    assert places(ledger) == [(1, 0, 0), (2, 0, 1), (2, 1, 0)] and ledger.cursor.consumed_samples == 8
+
+
+def test_a_pass_that_begins_again_forgets_what_it_handed_over() -> None:
+    ledger = make(2, 1)
+    ledger.hand_over(tag(2, 1))
+    ledger.rewind(2, 1)
+    assert ledger.outstanding == 0
+    ledger.hand_over(tag(2, 1))
+
+
+def test_an_end_nobody_knew_before() -> None:
+    ledger = make()
+    ledger.hand_over(tag(0, 0, state="s"))
+    ledger.end_pass()
+    assert ledger.position == (0, 0)
+    ledger.acknowledge(1, step=1, no_update=False)
+    assert (ledger.position, ledger.state) == ((1, 0), None)
+
+    already = make()
+    already.hand_over(tag(0, 0, state="s"))
+    already.acknowledge(1, step=1, no_update=False)
+    assert (already.position, already.state) == ((0, 1), "s")
+    already.end_pass()
+    assert (already.position, already.state) == ((1, 0), None)
+
+
+def test_rows_stay_until_a_commit_made_them_durable() -> None:
+    ledger = make()
+    for k in range(3):
+        ledger.hand_over(tag(0, k))
+        ledger.acknowledge(1, step=k + 1, no_update=False)
+    assert [row.step for row in ledger.rows_since(1)] == [2, 3]
+    ledger.forget_rows(2)
+    assert [row.step for row in ledger.rows_since(0)] == [3]
+    assert [row.step for row in ledger.drain_rows()] == [3] and not ledger.rows_since(0)
+
+
+def test_memory_is_bounded_for_a_caller_that_never_acknowledges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_FORGOTTEN", 3)
+    ledger = make()
+    for k in range(5):
+        ledger.hand_over(tag(0, k))
+    assert ledger.outstanding == 3
+    with pytest.raises(OrderError, match="first 2 batches"):
+        ledger.acknowledge(1, step=1, no_update=False)
