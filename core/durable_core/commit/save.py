@@ -267,7 +267,10 @@ def save_writer(view: View, request: SaveRequest) -> Program[SaveOutcome]:
 
 
 def _await_allocation(view: View, request: SaveRequest) -> Program[tuple[View, Attempt]]:
-    """Probe the journal until this generation has an open allocation for this step."""
+    """Probe the journal until this generation has an open allocation for this step.
+
+    One for a later step means that the coordinator has gone on: this step will not be saved.
+    """
     seen = view
 
     def look() -> Program[Attempt | None]:
@@ -279,6 +282,8 @@ def _await_allocation(view: View, request: SaveRequest) -> Program[tuple[View, A
         for info in seen.state.checkpoints.newest_first():
             if info.generation != request.token.generation or info.step < request.step:
                 break
+            if info.step > request.step:
+                raise CommitAborted(f"the coordinator has gone on to step {info.step}")
             if info.step == request.step and info.state is CheckpointState.ALLOCATED:
                 parent = info.parent
                 after = None if parent is None else seen.state.checkpoints[parent].step

@@ -1,0 +1,337 @@
+"""What must hold of every history, said a second time and independently of ``commit.fold``.
+
+The auditor is told every record as it becomes visible, with the verdict of the system under test, and
+keeps a plain model of its own. It never consults the fold: a rule that is missing there, or wrong,
+shows here as a violation. All of it is pure; the simulator and the model check feed it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from durable_core.errors import CorruptError
+from durable_core.format import digests, layout
+from durable_core.format import ledger as ledgers
+from durable_core.format import manifest as manifests
+from durable_core.format.manifest import Manifest
+from durable_core.format.record import Kind, Record
+from durable_core.testing.sim.content import BASE, ROOT, Model, advance, slices_of
+
+Get = Callable[[str], "bytes | None"]
+
+_WORKER = frozenset(
+    {
+        Kind.CHECKPOINT_ALLOCATED, Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_ABORTED, Kind.FAILURE,
+        Kind.PROMISE_LOWERED, Kind.RUN_DRAINING, Kind.RUN_SUCCEEDED, Kind.RUN_FAILED,
+    }
+)  # fmt: skip
+_HELD = ("committed", "corrupt")
+
+
+class Broken(Exception):
+    """A checkpoint does not restore completely and consistently."""
+
+
+@dataclass
+class Fact:
+    """What the auditor knows of one checkpoint."""
+
+    c: int
+    generation: int
+    step: int
+    parent: int | None
+    nonce: str
+    fate: str = "allocated"
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    pinned: bool = False
+
+    @property
+    def name(self) -> layout.CheckpointName:
+        return layout.CheckpointName(self.generation, self.c, self.nonce)
+
+
+class Auditor:
+    """A second opinion on a journal. ``violations`` grows; nothing is raised."""
+
+    def __init__(self) -> None:
+        self.violations: list[str] = []
+        self.facts: dict[int, Fact] = {}
+        self.names: dict[str, int] = {}  # prefix -> c, ever
+        self.generation = 0
+        self.launch = ""
+        self.active = False
+        self.superseded: set[str] = set()
+        self.restore_point: int | None = None
+        self.head: int | None = None
+        self.epoch = 0
+        self.created = False
+        self.ended = False
+        self.voids = 0
+
+    def complain(self, message: str) -> None:
+        self.violations.append(message)
+
+    def observe(self, record: Record, effective: bool) -> None:
+        """One more record, in the order of the journal."""
+        if not effective:
+            self.voids += 1
+            return
+        where = f"slot {record.seq}, {record.kind.value} of g{record.generation}"
+        if record.kind in _WORKER:
+            self._worker(record, where)
+        rule = self._RULES.get(record.kind)
+        if rule is not None:
+            rule(self, record, where)
+
+    # -- who may write
+
+    def _worker(self, record: Record, where: str) -> None:
+        if record.generation != self.generation:
+            self.complain(f"{where}: effective although generation {self.generation} had started")
+        elif record.launch_id != self.launch:
+            self.complain(f"{where}: effective although the generation is launch {self.launch}'s")
+        if self.ended or not self.active:
+            self.complain(f"{where}: effective although the run had ended")
+
+    def _create(self, record: Record, where: str) -> None:
+        if self.created:
+            self.complain(f"{where}: a second run in one journal")
+        self.created = True
+
+    def _start(self, record: Record, where: str) -> None:
+        c = record.payload["restore_point"]
+        if record.generation != self.generation + 1:
+            self.complain(f"{where}: follows generation {self.generation}")
+        if record.launch_id in self.superseded and not record.payload["takeover"]:
+            self.complain(f"{where}: a superseded launch fenced the healthy one")
+        if self.ended:
+            self.complain(f"{where}: effective although the run had ended")
+        committed = any(fact.fate in ("committed", "corrupt", "retired") for fact in self.facts.values())
+        if c is None and committed:
+            self.complain(f"{where}: starts over although checkpoints are committed")
+        if c is not None and (c not in self.facts or self.facts[c].fate != "committed"):
+            self.complain(f"{where}: restores from c{c}, which is not usable")
+        if self.launch and self.launch != record.launch_id:
+            self.superseded.add(self.launch)
+        self.superseded.discard(record.launch_id)
+        self.generation, self.launch, self.active = record.generation, record.launch_id, True
+        self.restore_point = self.head = c
+
+    # -- checkpoints
+
+    def _allocate(self, record: Record, where: str) -> None:
+        p = record.payload
+        c = p["c"]
+        if c in self.facts:
+            self.complain(f"{where}: reuses number c{c}")
+        fact = Fact(c, record.generation, p["step"], p["parent"], record.op_id[:8])
+        if fact.name.prefix in self.names:
+            self.complain(f"{where}: reuses prefix {fact.name.prefix}")
+        self.names[fact.name.prefix] = c
+        self.facts[c] = fact
+
+    def _commit(self, record: Record, where: str) -> None:
+        p = record.payload
+        fact = self.facts.get(p["c"])
+        if fact is None or fact.fate != "allocated" or fact.generation != record.generation:
+            self.complain(f"{where}: commits c{p['c']}, which this generation has not open")
+            return
+        if p["parent"] != self.head:
+            self.complain(f"{where}: parent c{p['parent']} is not the head c{self.head}")
+        if (p["step"], p["parent"]) != (fact.step, fact.parent):
+            self.complain(f"{where}: not the step and parent that were allocated")
+        if self.head is not None and p["step"] <= self.facts[self.head].step:
+            self.complain(f"{where}: step {p['step']} does not exceed the head's")
+        for c in p["reuses"]:
+            if c not in self.facts or self.facts[c].fate != "committed":
+                self.complain(f"{where}: reuses objects of c{c}, which is gone")
+        fact.fate, fact.payload = "committed", p
+        self.head = fact.c
+
+    def _abort(self, record: Record, where: str) -> None:
+        fact = self.facts.get(record.payload["c"])
+        if fact is None or fact.fate != "allocated":
+            self.complain(f"{where}: aborts what is not open")
+            return
+        fact.fate = "aborted"
+
+    def _succeed(self, record: Record, where: str) -> None:
+        if record.payload["c"] != self.head:
+            self.complain(f"{where}: the final checkpoint is not the head")
+        self._end(record, where)
+
+    def _end(self, record: Record, where: str) -> None:
+        if self.ended:
+            self.complain(f"{where}: a second end")
+        self.ended, self.active = True, False
+
+    def _extend(self, record: Record, where: str) -> None:
+        self.ended = False
+
+    # -- maintenance
+
+    def _claim(self, record: Record, where: str) -> None:
+        if record.epoch != self.epoch + 1:
+            self.complain(f"{where}: epoch {record.epoch} follows {self.epoch}")
+        self.epoch = record.epoch
+
+    def _mark(self, record: Record, where: str) -> Fact | None:
+        if record.epoch != self.epoch:
+            self.complain(f"{where}: effective under epoch {record.epoch}, current is {self.epoch}")
+        fact = self.facts.get(record.payload["c"])
+        if fact is None or fact.fate not in _HELD:
+            self.complain(f"{where}: c{record.payload['c']} is not held")
+            return None
+        return fact
+
+    def _corrupt(self, record: Record, where: str) -> None:
+        fact = self._mark(record, where)
+        if fact is not None:
+            fact.fate = "corrupt"
+
+    def _pin(self, record: Record, where: str) -> None:
+        fact = self._mark(record, where)
+        if fact is not None:
+            fact.pinned = record.kind is Kind.CHECKPOINT_PINNED
+
+    def _retire(self, record: Record, where: str) -> None:
+        fact = self._mark(record, where)
+        if fact is None:
+            return
+        if fact.c == self.head:
+            self.complain(f"{where}: retires the head c{fact.c}")
+        if self.active and fact.c == self.restore_point:
+            self.complain(f"{where}: retires the restore point c{fact.c} of a live generation")
+        if fact.pinned:
+            self.complain(f"{where}: retires the pinned c{fact.c}")
+        fact.fate = "retired"
+
+    _RULES: Mapping[Kind, Callable[[Auditor, Record, str], Any]] = {
+        Kind.RUN_CREATED: _create,
+        Kind.GENERATION_STARTED: _start,
+        Kind.CONTROLLER_CLAIMED: _claim,
+        Kind.CHECKPOINT_ALLOCATED: _allocate,
+        Kind.CHECKPOINT_COMMITTED: _commit,
+        Kind.CHECKPOINT_ABORTED: _abort,
+        Kind.RUN_SUCCEEDED: _succeed,
+        Kind.RUN_FAILED: _end,
+        Kind.RUN_CANCELLED: _end,
+        Kind.RUN_EXTENDED: _extend,
+        Kind.CHECKPOINT_CORRUPT: _corrupt,
+        Kind.CHECKPOINT_PINNED: _pin,
+        Kind.CHECKPOINT_UNPINNED: _pin,
+        Kind.CHECKPOINT_RETIRED: _retire,
+    }
+
+    # -- what the history means
+
+    def held(self) -> list[Fact]:
+        """Checkpoints that must restore: committed, not retired (corrupt: not by this simulator's doing)."""
+        return [fact for fact in self.facts.values() if fact.fate in _HELD]
+
+    def model_at(self, c: int) -> Model:
+        """What training must have produced at ``c``: every step since the root, by who trained it."""
+        chain = []
+        at: int | None = c
+        while at is not None:
+            chain.append(self.facts[at])
+            at = self.facts[at].parent
+        history, step = ROOT, 0
+        for fact in reversed(chain):
+            while step < fact.step:
+                step += 1
+                history = advance(history, fact.generation, step)
+        return Model(history, step)
+
+    def may_delete(self, key: str) -> str:
+        """Why ``key`` may not be deleted now; ``""`` when it may. (What others reuse, ``check_store`` sees.)"""
+        parsed = layout.parse_checkpoint_key(key)
+        if parsed is None or parsed.what in ("ledger", "index"):
+            return f"{key} is no object of a checkpoint"
+        fact = self.facts.get(parsed.name.c)
+        if fact is not None and fact.name == parsed.name:
+            if fact.fate in _HELD:
+                return f"c{fact.c} is {fact.fate}"
+            if fact.fate == "allocated" and fact.generation == self.generation and self.active:
+                return f"c{fact.c} is being written by the live generation"
+        return ""
+
+    def check_store(self, get: Get) -> None:
+        """Every held checkpoint restores, completely and consistently; every ledger ever committed reads."""
+        for fact in self.held():
+            try:
+                model = read_checkpoint(get, fact.payload["manifest"], fact.payload["manifest_digest"])
+            except Broken as error:
+                self.complain(f"committed c{fact.c} does not restore: {error}")
+                continue
+            if model != self.model_at(fact.c):
+                self.complain(f"c{fact.c} holds {model}, its lineage says {self.model_at(fact.c)}")
+        for fact in self.facts.values():
+            if fact.payload:
+                self._check_ledger(fact, get)
+
+    def _check_ledger(self, fact: Fact, get: Get) -> None:
+        """The segments of every role cover exactly the steps since the parent, trained by this generation."""
+        reference = fact.payload["ledger"]
+        data = get(reference["key"])
+        if data is None or digests.sha256(data) != reference["digest"]:
+            self.complain(f"the ledger index of c{fact.c} is gone or differs")
+            return
+        after = 0 if fact.parent is None else self.facts[fact.parent].step
+        wanted = [[step, fact.generation] for step in range(after + 1, fact.step + 1)]
+        for role, segment in ledgers.decode_index(data, key=reference["key"]).segments.items():
+            rows = get(segment.key)
+            if rows is None or digests.sha256(rows) != segment.digest:
+                self.complain(f"the ledger segment of {role} for c{fact.c} is gone or differs")
+            elif json.loads(rows) != wanted:
+                self.complain(f"the ledger of {role} for c{fact.c} says {rows!r}, not {wanted}")
+
+
+def read_checkpoint(get: Get, key: str, digest: str) -> Model:
+    """Read all of a checkpoint as a restore would; ``Broken`` says what is missing or mixed."""
+    data = get(key)
+    if data is None:
+        raise Broken(f"no manifest {key}")
+    if digests.sha256(data) != digest:
+        raise Broken(f"{key} is another manifest than was committed")
+    try:
+        manifest = manifests.decode(data, key=key)
+    except CorruptError as error:
+        raise Broken(str(error)) from error
+    objects = {}
+    for info in manifest.objects:
+        found = get(info.key)
+        if found is None:
+            raise Broken(f"no object {info.key}")
+        objects[info.key] = found
+    return check_content(manifest, objects)
+
+
+def check_content(manifest: Manifest, objects: Mapping[str, bytes]) -> Model:
+    """The one model that every slice and document of the checkpoint agrees on; else ``Broken``."""
+    shared = manifest.documents.get(("state", "*"))
+    if shared is None:
+        raise Broken("the replicas' documents differ")
+    model = Model(shared["history"], shared["step"])
+    if model.step != manifest.step:
+        raise Broken(f"the documents are of step {model.step}, the manifest of {manifest.step}")
+    wanted: dict[str, bytes] = {}
+    for role in manifest.roles:
+        staged = slices_of(model, role)
+        if len(manifest.roles) > 1:
+            staged[f"roles/{role}/state/n"] = staged.pop("state/n")
+        wanted |= staged
+        own = manifest.documents.get(("role", role))
+        if own != {"history": model.history, "step": model.step, "role": role}:
+            raise Broken(f"the document of {role} is {own}")
+    if manifest.tensors.keys() != wanted.keys():
+        raise Broken(f"tensors {sorted(manifest.tensors)} instead of {sorted(wanted)}")
+    for key, entry in manifest.tensors.items():
+        (piece,) = entry.slices
+        found = objects[piece.object][piece.begin : piece.begin + piece.info.nbytes]
+        if found != wanted[key]:
+            raise Broken(f"{key} holds {found!r}, not {wanted[key]!r}" if key != BASE else f"{key} differs")
+    return model

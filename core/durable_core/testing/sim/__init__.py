@@ -1,0 +1,1 @@
+"""The deterministic simulator: real protocol programs, one thread, one seed = one schedule."""

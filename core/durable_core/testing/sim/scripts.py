@@ -1,0 +1,386 @@
+"""What simulated processes do: train and save, follow, maintain, read. They run the real programs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from durable_core.commit import ending
+from durable_core.commit.claim import choose_restore_point, maintain
+from durable_core.commit.collect import Retirement
+from durable_core.commit.effects import Get, Program, Wait
+from durable_core.commit.journal import AppendInDoubt, Draft, View, append, replay
+from durable_core.commit.request import Deadlines, LedgerRows, SaveAborted, SaveOutcome, SaveRequest
+from durable_core.commit.retention import Retention
+from durable_core.commit.state import CheckpointInfo
+from durable_core.errors import (
+    DurableError,
+    FencedError,
+    LostSlot,
+    NoUsableCheckpoint,
+    RecordRefused,
+    TierError,
+)
+from durable_core.format import manifest as manifests
+from durable_core.format.record import Kind
+from durable_core.testing.invariants import Broken, read_checkpoint
+from durable_core.testing.sim import content
+from durable_core.testing.sim.content import Model
+from durable_core.testing.sim.process import Job
+from durable_core.testing.sim.subject import Subject
+from durable_core.types import Promise, Token
+
+DIGEST = "sha256:" + "0" * 64
+DEADLINES = Deadlines(3.0, 3.0, 4.0, 5.0)
+_TRANSIENT = (TierError, LostSlot, RecordRefused)
+
+
+class Host(Protocol):
+    """What scripts may ask of the world besides effects: settings, chance, and a notebook."""
+
+    subject: Subject
+    chance: random.Random
+    target: int
+    every: int
+    reuse: bool
+
+    def acknowledged(self, outcome: SaveOutcome) -> None: ...
+    def gave_up(self, token: Token, step: int) -> None: ...
+    def complain(self, message: str) -> None: ...
+    def refused(self, script: object) -> None: ...
+
+
+class Trainer:
+    """The coordinator of a job: claims, restores, trains, saves, and now and then cleans up."""
+
+    def __init__(self, host: Host, job: Job, role: str) -> None:
+        self.host, self.job, self.role = host, job, role
+        self.staged: Mapping[str, bytes] = {}
+        self.view: View = host.subject.view
+        self.epoch: int | None = None
+        self.base: tuple[Any, ...] = ()
+        self.failures = 0
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return self.job.roles
+
+    def run(self) -> Program[str]:
+        try:
+            yield from self.open()
+            yield from self.train()
+        except FencedError as error:
+            self.host.refused(self)
+            if not self.host.subject.upgrades_token:
+                return f"fenced: {error}"
+            yield from self._train_on()
+        except NoUsableCheckpoint as error:
+            return f"no usable checkpoint: {error}"
+        except _TRANSIENT as error:
+            return f"failed: {type(error).__name__}: {error}"
+        return "finished"
+
+    def open(self) -> Program[None]:
+        subject, job = self.host.subject, self.job
+        view = yield from subject.create_run(
+            self.view,
+            launch_id=job.launch,
+            run_id="run",
+            spec={"cancel_authority": ["operator"]},
+            spec_digest=DIGEST,
+            seed=1,
+            promise=Promise.BITWISE,
+        )
+        claim = yield from subject.claim_generation(
+            view, launch_id=job.launch, members=job.roles, takeover=job.takeover
+        )
+        self.view = claim.view
+        model = Model()
+        if claim.restore_point is not None:
+            model = yield from self._restore(claim.restore_point)
+        job.token, job.start, job.newest = claim.token, model, model
+        job.fresh = claim.restore_point is None
+
+    def train(self) -> Program[None]:
+        assert self.job.token is not None
+        model: Model = self.job.start
+        if self.job.fresh:
+            yield from self.save(model)
+        while model.step < self.host.target:
+            yield Wait(0.02)
+            model = model.trained(self.job.token.generation)
+            self.job.trained[model.step] = self.job.token.generation
+            self.job.newest = model
+            if model.step % self.host.every == 0 or model.step == self.host.target:
+                yield from self.save(model)
+                yield from self.after_save()
+        yield from self.finish(model)
+
+    def finish(self, model: Model) -> Program[None]:
+        """A run succeeds with its final commit durable, or is left to a later start."""
+        for _ in range(3):
+            if self.view.state.head_step == model.step:
+                break
+            yield from self.save(model)
+        self.view = yield from replay(self.view)
+        state = self.view.state
+        if state.head_step == model.step and self.job.token is not None:
+            yield from ending.succeed(self.view, self.job.token, c=state.head, target=model.step)
+
+    def save(self, model: Model) -> Program[None]:
+        yield from self._save(model, self.host.subject.save_coordinator)
+
+    def after_save(self) -> Program[None]:
+        if self.host.chance.random() < 0.4:
+            yield from self.maintain()
+        if self.host.reuse and self.host.chance.random() < 0.7:
+            yield from self._learn_base()
+
+    def _save(self, model: Model, program: Any) -> Program[None]:
+        token = self.job.token
+        assert token is not None
+        self.staged = content.slices_of(model, self.role)
+        request = self.request(model, token)
+        try:
+            outcome = yield from program(self.view, request)
+        except SaveAborted as error:
+            self.view = error.view
+            self.failures += 1
+            if request.coordinates:
+                self.host.gave_up(token, model.step)
+        except AppendInDoubt as error:
+            self.view = error.view
+        else:
+            self.view, self.failures = outcome.view, 0
+            self.host.acknowledged(outcome)
+
+    def request(self, model: Model, token: Token) -> SaveRequest:
+        trained = dict(self.job.trained)
+        slices = None
+        if len(self.job.roles) == 1 and self.host.chance.random() < 0.5:
+            slices = tuple(info.slice for info in content.describe(self.staged))
+        return SaveRequest(
+            role=self.role,
+            roles=self.roles,
+            token=token,
+            run_id="run",
+            step=model.step,
+            documents=content.documents_of(model, self.role),
+            cursor={"step": model.step},
+            spec_digest=DIGEST,
+            promise=Promise.BITWISE,
+            slices=slices,
+            ledger=lambda after: LedgerRows(content.rows_of(trained, after, model.step), model.step),
+            deadlines=DEADLINES,
+            reuses=self.base,
+        )
+
+    def maintain(self) -> Program[None]:
+        """Retire by the policy, sweep a bounded number of objects; failing at it harms nothing."""
+        chance = self.host.chance
+        policy = Retention(keep_last=chance.randint(1, 3))
+        try:
+            done: Retirement = yield from self.host.subject.retire(
+                self.view, policy, launch_id=self.job.launch, epoch=self.epoch
+            )
+            self.view, self.epoch = done.view, done.epoch
+            swept = yield from self.host.subject.sweep(self.view, budget=chance.choice((3, 100)))
+            self.view = swept.view
+        except AppendInDoubt as error:
+            self.view = error.view
+        except (FencedError, *_TRANSIENT):
+            self.epoch = None
+
+    def _restore(self, info: CheckpointInfo) -> Program[Model]:
+        """Read everything. The journal let this checkpoint be the restore point, so it must be whole."""
+        try:
+            return (yield from read(info))
+        except Broken as error:
+            self.host.complain(f"restore point c{info.c} does not restore: {error}")
+            raise TierError("broken restore point") from error
+
+    def _learn_base(self) -> Program[None]:
+        """Reuse the unchanging slice of the newest commit from now on."""
+        head = self.view.state.head
+        if head is None:
+            return
+        info = self.view.state.checkpoints[head]
+        try:
+            data = yield Get(info.manifest)
+        except TierError:
+            return
+        if data is not None and info.usable:
+            manifest = manifests.decode(data, key=info.manifest)
+            (piece,) = manifest.tensors[content.BASE].slices
+            objects = {part.key: part for part in manifest.objects}
+            self.base = ((piece, objects[piece.object]),)
+
+    def _train_on(self) -> Program[None]:
+        """The planted bug: a refused process gives itself the current generation and carries on."""
+        try:
+            self.view = yield from replay(self.host.subject.view)
+            self.job.token = Token(self.view.state.generation, self.view.state.launch_id)
+            self.job.start, self.job.fresh = self.job.newest, False
+            yield from self.train()
+        except DurableError:
+            return
+
+
+class Follower(Trainer):
+    """Another writer of a job: told its token and the model, it trains and saves alongside."""
+
+    def open(self) -> Program[None]:
+        for _ in range(400):
+            if self.job.token is not None or not self.job.coordinator.alive:
+                break
+            yield Wait(0.05)
+        if self.job.token is None:
+            raise TierError("the coordinator never opened the run")
+
+    def save(self, model: Model) -> Program[None]:
+        yield from self._save(model, self.host.subject.save_writer)
+        if self.failures >= 2:
+            raise TierError("two saves in a row came to nothing")
+
+    def after_save(self) -> Program[None]:
+        yield from ()
+
+    def finish(self, model: Model) -> Program[None]:
+        yield from ()
+
+
+class Stray(Follower):
+    """A writer that a stale membership list lets in: it writes, but nobody should count it."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return (*self.job.roles, self.role)
+
+
+class Emergency(Trainer):
+    """A second save under the same token, at once: what a signal handler might start."""
+
+    def open(self) -> Program[None]:
+        if self.job.token is None:
+            raise TierError("not opened")
+        yield from ()
+
+    def train(self) -> Program[None]:
+        yield from self.save(self.job.newest)
+
+
+class Controller:
+    """Maintains the run under epochs of its own, clumsily, as an operator might."""
+
+    role = "controller"
+
+    def __init__(self, host: Host, launch: str, rounds: int) -> None:
+        self.host, self.launch, self.rounds = host, launch, rounds
+        self.staged: Mapping[str, bytes] = {}
+        self.view = host.subject.view
+        self.epoch: int | None = None
+
+    def run(self) -> Program[str]:
+        for _ in range(self.rounds):
+            yield Wait(self.host.chance.random() * 0.5)
+            try:
+                yield from self._act()
+            except AppendInDoubt as error:
+                self.view = error.view
+            except (FencedError, *_TRANSIENT):
+                self.epoch = None
+        return "finished"
+
+    def _act(self) -> Program[None]:
+        chance, subject = self.host.chance, self.host.subject
+        self.view = yield from replay(self.view)
+        if not self.view.state.checkpoints:
+            return
+        c = chance.randrange(len(self.view.state.checkpoints))
+        action = chance.randrange(6)
+        if action == 0:
+            policy = Retention(keep_last=chance.randint(1, 2))
+            done = yield from subject.retire(self.view, policy, launch_id=self.launch, epoch=self.epoch)
+            self.view, self.epoch = done.view, done.epoch
+        elif action <= 2:
+            swept = yield from subject.sweep(self.view, budget=chance.choice((2, 100)))
+            self.view = swept.view
+        elif action == 3:
+            self.view = yield from maintain(self.view, Kind.CHECKPOINT_RETIRED, {"c": c}, self.launch)
+        elif action == 4:
+            kinds = (Kind.CHECKPOINT_PINNED, Kind.CHECKPOINT_UNPINNED, Kind.CHECKPOINT_KNOWN_GOOD)
+            self.view = yield from maintain(self.view, chance.choice(kinds), {"c": c}, self.launch)
+        elif self._spare(c):
+            payload = {"c": c, "reason": "scrub"}
+            self.view = yield from maintain(self.view, Kind.CHECKPOINT_CORRUPT, payload, self.launch)
+
+    def _spare(self, c: int) -> bool:
+        """Calling a checkpoint corrupt leaves others of the lineage to restore from."""
+        state = self.view.state
+        usable = [other for other in state.lineage() if state.checkpoints[other].usable and other != c]
+        return len(usable) >= 2
+
+
+class Reader:
+    """Somebody else who restores, again and again, beside the live run."""
+
+    role = "reader"
+
+    def __init__(self, host: Host, rounds: int) -> None:
+        self.host, self.rounds = host, rounds
+        self.staged: Mapping[str, bytes] = {}
+
+    def run(self) -> Program[str]:
+        view = self.host.subject.view
+        for _ in range(self.rounds):
+            yield Wait(self.host.chance.random() * 0.4)
+            try:
+                view = yield from replay(view)
+                yield from self._read_newest(view)
+            except (TierError, NoUsableCheckpoint):
+                continue
+        return "finished"
+
+    def _read_newest(self, view: View) -> Program[None]:
+        choice = choose_restore_point(view.state)
+        if choice.c is None:
+            return
+        info = view.state.checkpoints[choice.c]
+        try:
+            model = yield from read(info)
+        except Broken as error:
+            now = yield from replay(view)
+            if now.state.checkpoints[info.c].usable:
+                self.host.complain(f"a reader finds c{info.c} broken: {error}")
+            return
+        if model.step != info.step:
+            self.host.complain(f"a reader finds step {model.step} in c{info.c} of step {info.step}")
+
+
+def read(info: CheckpointInfo) -> Program[Model]:
+    """Restore ``info`` through effects; ``Broken`` when it is not whole."""
+    found: dict[str, bytes | None] = {}
+    data = yield from _get(info.manifest)
+    found[info.manifest] = data
+    if data is not None:
+        manifest = manifests.decode(data, key=info.manifest)
+        for part in manifest.objects:
+            found[part.key] = yield from _get(part.key)
+    return read_checkpoint(found.get, info.manifest, info.manifest_digest)
+
+
+def _get(key: str) -> Program[bytes | None]:
+    for _ in range(20):
+        try:
+            data: bytes | None = yield Get(key)
+            return data
+        except TierError:
+            yield Wait(0.05)
+    raise TierError(f"{key} cannot be read")
+
+
+def cancel_draft(view: View, launch: str) -> Program[View]:
+    """An operator ends the run."""
+    payload = {"principal": "operator", "reason": "test"}
+    return (yield from append(view, Draft(Kind.RUN_CANCELLED, payload, view.state.generation, launch)))

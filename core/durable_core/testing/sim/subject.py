@@ -1,0 +1,34 @@
+"""The system under test, as the simulator sees it: every part that a planted bug may replace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from durable_core.commit import claim, collect, save
+from durable_core.commit.effects import Program
+from durable_core.commit.journal import EMPTY, View
+from durable_core.testing.sim.store import SimStore
+
+#: Wraps the program of one process, to change the effects it asks for.
+Wrapper = Callable[[Program[Any]], Program[Any]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """By default the real thing, whole. ``view`` carries the authority table; ``patches`` replace
+    functions of modules while a schedule runs: ``(module, name, replacement)``."""
+
+    name: str = "the protocol"
+    view: View = EMPTY
+    create_run: Callable[..., Program[View]] = claim.create_run
+    claim_generation: Callable[..., Program[claim.Claim]] = claim.claim_generation
+    save_coordinator: Callable[..., Program[Any]] = save.save_coordinator
+    save_writer: Callable[..., Program[Any]] = save.save_writer
+    retire: Callable[..., Program[collect.Retirement]] = collect.retire
+    sweep: Callable[..., Program[collect.Swept]] = collect.sweep
+    store: Callable[[], SimStore] = SimStore
+    wrap: Wrapper = field(default=lambda program: program)
+    upgrades_token: bool = False
+    patches: tuple[tuple[object, str, object], ...] = ()

@@ -1,0 +1,29 @@
+"""Run seeds of the simulator and say what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from durable_core.testing.sim.subject import Subject
+from durable_core.testing.sim.world import World
+
+
+@dataclass(frozen=True)
+class Finding:
+    seed: int
+    violations: tuple[str, ...]
+
+
+def run_seed(seed: int, subject: Subject | None = None, *, trace: bool = False) -> World:
+    """The world after the schedule of ``seed``; ``violations`` and ``log`` tell what happened."""
+    return World(seed, subject, trace=trace).run()
+
+
+def search(seeds: Iterable[int], subject: Subject | None = None) -> Finding | None:
+    """The first seed whose schedule violates an invariant, or ``None``."""
+    for seed in seeds:
+        violations = run_seed(seed, subject).violations
+        if violations:
+            return Finding(seed, tuple(violations))
+    return None
