@@ -172,10 +172,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in given
     try:
-        code = app.main(given, prog_name="durable", standalone_mode=False)
+        # Not app.main(): that takes a closed pipe for a failure.
+        with app.make_context("durable", given) as context:
+            code: int = app.invoke(context)
         sys.stdout.flush()
     except DurableError as error:
         return fail(error, as_json=as_json)
+    except click.exceptions.Exit as done:  # after --help and --version
+        return done.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return USAGE
@@ -189,4 +193,4 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # complaining when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    return code if isinstance(code, int) else OK
+    return code

@@ -13,13 +13,20 @@ from durable_core.clock import Clock, SystemClock
 from durable_core.commit.journal import View, replay
 from durable_core.commit.state import CheckpointInfo, RunState
 from durable_core.engine.performer import Performer
-from durable_core.errors import CheckpointNotFoundError, RunNotFoundError, UnsupportedError
+from durable_core.errors import (
+    CheckpointNotFoundError,
+    JournalBrokenError,
+    RunNotFoundError,
+    UnsupportedError,
+)
 from durable_core.format import layout, manifest
 from durable_core.format.manifest import Manifest
 from durable_core.format.record import Record, decode
 from durable_core.tier.base import Tier
 from durable_core.tier.posix import PosixTier
 from durable_core.types import CheckpointState
+
+_WHAT_ROOT = "ROOT is the directory given to DurableCheckpoint or DurableSession.open"
 
 
 @dataclass(frozen=True)
@@ -108,19 +115,21 @@ def open_run(root: str | Path, *, clock: Clock | None = None) -> Reader:
     ``FormatError`` / ``JournalBrokenError`` naming the record when the journal cannot be believed.
     """
     path = local_path(root)
-    first = path / layout.journal_key(0)
-    if not first.is_file():
-        what = "no run here: it has no journal" if path.is_dir() else "no such directory"
-        raise RunNotFoundError(
-            f"{path}: {what}", hint="ROOT is the directory given to DurableCheckpoint or open()"
-        )
-    tier = PosixTier(path)
-    return open_tier(tier, clock=clock)
+    if not path.is_dir():
+        raise RunNotFoundError(f"{path}: no such directory", hint=_WHAT_ROOT)
+    return open_tier(PosixTier(path), clock=clock)
 
 
 def open_tier(tier: Tier, *, clock: Clock | None = None) -> Reader:
     """As ``open_run``, for a tier already at hand."""
     view = Performer(tier, clock or SystemClock(), read_only=True).run(replay())
+    if view.next_seq == 0:
+        stray = next(
+            (key for key in tier.list(layout.JOURNAL) if layout.parse_journal_key(key) is not None), None
+        )
+        if stray is not None:
+            raise JournalBrokenError(layout.journal_key(0), f"is missing, and {stray} is there")
+        raise RunNotFoundError(f"{tier.location}: no run here: it has no journal", hint=_WHAT_ROOT)
     if not view.state.exists:
         raise RunNotFoundError(f"{tier.location}: its journal names no run")
     return Reader(tier, view)

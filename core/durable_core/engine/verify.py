@@ -16,7 +16,7 @@ from durable_core.clock import Clock
 from durable_core.commit.state import CheckpointInfo
 from durable_core.engine.inspect import Reader, open_tier
 from durable_core.errors import CorruptError, DigestMismatchError, FormatError, NotFoundError, TierError
-from durable_core.format import digests, ledger, receipt, shard
+from durable_core.format import digests, layout, ledger, receipt, shard
 from durable_core.format.layout import CheckpointName
 from durable_core.format.manifest import Manifest
 from durable_core.format.parts import LedgerSegment
@@ -31,9 +31,9 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Finding:
     """One object that is not as it should be. ``kind``: corrupt, missing, or unreadable (the tier
-    failed, so nothing is known of the bytes)."""
+    failed, so nothing is known of the bytes). ``c`` is ``None`` for the journal itself."""
 
-    c: int
+    c: int | None
     key: str
     kind: str
     reason: str
@@ -54,10 +54,12 @@ class Verified:
 @dataclass(frozen=True)
 class Report:
     checkpoints: tuple[Verified, ...]
+    journal: tuple[Finding, ...] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        return tuple(finding for checkpoint in self.checkpoints for finding in checkpoint.findings)
+        found = (finding for checkpoint in self.checkpoints for finding in checkpoint.findings)
+        return (*self.journal, *found)
 
     @property
     def bytes(self) -> int:
@@ -79,16 +81,32 @@ def verify(reader: Reader, c: int | None = None, *, clock: Clock | None = None) 
     retired = () if c is not None else tuple(i for i in reader.committed() if i not in infos)
     check = _Checker(reader)
     found = [check.checkpoint(info) for info in infos] + [check.ledger_only(info) for info in retired]
-    report = Report(tuple(sorted(found, key=lambda verified: verified.c)))
     if any(verified.findings for verified in found):
+        # Beside a live run: what was retired while it was read is no loss.
         now = open_tier(reader.tier, clock=clock).state.checkpoints
-        gone = {
-            i.c
-            for i in infos
-            if i.state is not CheckpointState.RETIRED and now[i.c].state is CheckpointState.RETIRED
-        }
-        report = Report(tuple(verified for verified in report.checkpoints if verified.c not in gone))
-    return report
+        kept = (i for i in infos if i.state is not CheckpointState.RETIRED)
+        gone = {i.c for i in kept if now[i.c].state is CheckpointState.RETIRED}
+        found = [verified for verified in found if verified.c not in gone]
+    return Report(tuple(sorted(found, key=lambda verified: verified.c)), tuple(_gap(reader)))
+
+
+def _gap(reader: Reader) -> Iterator[Finding]:
+    """A record beyond the first empty slot: a slot was lost, and with it all that follows."""
+    end = reader.view.next_seq
+    beyond = [
+        seq for key in reader.tier.list(layout.JOURNAL) if (seq := layout.parse_journal_key(key) or 0) > end
+    ]
+    key = layout.journal_key(end)
+    if beyond and not _exists(reader.tier, key):  # unless the run has just written it
+        yield Finding(None, key, "missing", f"and {len(beyond)} records follow it, up to {max(beyond)}")
+
+
+def _exists(tier: Tier, key: str) -> bool:
+    try:
+        tier.size(key)
+    except NotFoundError:
+        return False
+    return True
 
 
 @dataclass
