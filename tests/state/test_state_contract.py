@@ -58,6 +58,7 @@ def test_classification_is_by_declaration_type_then_name() -> None:
         classify("x", declared)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_wrappers_are_looked_through() -> None:
     net = nn.Linear(2, 2)
     assert adapt(torch.compile(net)) is net

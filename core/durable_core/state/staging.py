@@ -13,7 +13,9 @@ turn the next save into copy-on-write faults.
 from __future__ import annotations
 
 import errno
+import math
 import mmap
+import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ from durable_core.state.slices import SLICE_BYTES, flat_begin, split
 from durable_core.types import CrashPoint, SliceKey
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module does not name it
-_FAULT_STEP = 64 << 20  # madvise holds the GIL: let other threads in between
+_FAULT_STEP = 8 << 20  # madvise holds the GIL: let other threads in between
 
 Reached = Callable[[CrashPoint], None]
 
@@ -47,15 +49,19 @@ class _Placed:
 class Layout:
     """Where every tensor of one state lies inside a slot. Immutable; equal states share one."""
 
-    def __init__(self, specs: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> None:
-        self.specs = specs
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._keys = list(tensors)
+        self._forms = _forms(tensors)
+        specs = [
+            (key, dtype, tuple(shape)) for key, (dtype, shape) in zip(self._keys, self._forms, strict=True)
+        ]
         self.placed: dict[str, _Placed] = {}
         begin = 0
         for key, dtype, shape in sorted(specs, key=lambda spec: (-spec[1].itemsize, spec[0])):
             name = TO_NAME.get(dtype)
             if name is None:
                 raise CodecError(key, f"tensors of {dtype} cannot be stored", hint="convert it before saving")
-            nbytes = torch.Size(shape).numel() * dtype.itemsize
+            nbytes = math.prod(shape) * dtype.itemsize
             self.placed[key] = _Placed(name, dtype, shape, begin, nbytes)
             begin += nbytes
         self.nbytes = begin
@@ -65,9 +71,20 @@ class Layout:
             for piece in split(key, self.placed[key].shape, self.placed[key].dtype.itemsize, SLICE_BYTES)
         )
 
+    def fits(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether ``tensors`` have these keys, in this order, with these dtypes and shapes."""
+        return self._keys == list(tensors) and self._forms == _forms(tensors)
 
-def _specs(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]:
-    return tuple((key, tensor.dtype, tuple(tensor.shape)) for key, tensor in tensors.items())
+    def in_order(self) -> list[_Placed]:
+        """The places of the tensors in the order in which they were given."""
+        return [self.placed[key] for key in self._keys]
+
+
+_form = operator.attrgetter("dtype", "shape")  # in C: this is asked of every tensor at every save
+
+
+def _forms(tensors: Mapping[str, Tensor]) -> list[tuple[torch.dtype, torch.Size]]:
+    return list(map(_form, tensors.values()))
 
 
 def _map(nbytes: int) -> mmap.mmap:
@@ -113,7 +130,7 @@ class _Buffer:
             self.memory = None  # the old pages go before the new ones come: peak is one buffer, not two
             self.memory = _map(max(layout.nbytes, mmap.PAGESIZE))
         whole = torch.frombuffer(self.memory, dtype=torch.uint8)
-        self.views = [_typed(whole, layout.placed[key]) for key, _, _ in layout.specs]
+        self.views = [_typed(whole, place) for place in layout.in_order()]
         self._layout = layout
 
     def sealed(self, layout: Layout) -> memoryview:
@@ -190,7 +207,7 @@ class Staged:
     def _range(self, piece: SliceKey) -> tuple[int, int]:
         place = self._layout.placed[piece.key]
         begin = place.begin + flat_begin(piece, place.shape) * place.dtype.itemsize
-        return begin, begin + torch.Size(piece.shape).numel() * place.dtype.itemsize
+        return begin, begin + math.prod(piece.shape) * place.dtype.itemsize
 
     def __enter__(self) -> Staged:
         return self
@@ -282,9 +299,8 @@ class SlotPool:
 
     def layout(self, tensors: Mapping[str, Tensor]) -> Layout:
         """The layout for this state; the one made before when nothing about it changed."""
-        specs = _specs(tensors)
-        if self._layout is None or self._layout.specs != specs:
-            self._layout = Layout(specs)
+        if self._layout is None or not self._layout.fits(tensors):
+            self._layout = Layout(tensors)
         return self._layout
 
     def _give_back(self, buffer: _Buffer) -> None:
