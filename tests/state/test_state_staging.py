@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import struct
 import threading
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from durable_core.errors import CodecError, UsageError
 from durable_core.format.coverage import cover
+from durable_core.state import staging
 from durable_core.state.slices import flat_begin, split
 from durable_core.state.staging import Slot, SlotPool, Staged
 from durable_core.types import CrashPoint, SliceKey
@@ -145,6 +147,33 @@ def test_prepare_maps_every_slot_before_the_first_save() -> None:
     acquire(pool).stage(live)
     acquire(pool).stage(live)
     assert pool.nbytes == mapped
+
+
+def test_a_state_that_will_grow_is_mapped_for_at_its_full_size() -> None:
+    pool = SlotPool(2)
+    pool.prepare(tensors(), capacity=1 << 20)
+    mapped = pool.nbytes
+    assert mapped == 2 << 20
+    for _ in range(2):
+        acquire(pool).stage({**tensors(), "moment": torch.zeros(1 << 17)})
+    assert pool.nbytes == mapped
+
+
+def test_a_slot_can_be_acquired_while_others_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = SlotPool(2)
+    seen: list[bool] = []
+    real = staging._map
+
+    def mapping(nbytes: int) -> mmap.mmap:
+        slot = pool.acquire()
+        seen.append(slot is not None)
+        if slot is not None:
+            slot.cancel()
+        return real(nbytes)
+
+    monkeypatch.setattr(staging, "_map", mapping)
+    pool.prepare(tensors())
+    assert seen == [True, True]
 
 
 def test_acquire_waits_for_a_release_on_another_thread() -> None:

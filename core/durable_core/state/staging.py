@@ -121,14 +121,17 @@ class _Buffer:
         self.views: list[Tensor] = []
         self._layout: Layout | None = None
 
-    def prepare(self, layout: Layout) -> None:
+    def prepare(self, layout: Layout, capacity: int = 0) -> None:
         """Map (grown only when the layout grows) and cut into views; nothing when already so."""
-        if layout is self._layout:
+        wanted = max(layout.nbytes, capacity, mmap.PAGESIZE)
+        mapped = 0 if self.memory is None else len(self.memory)
+        if layout is self._layout and mapped >= wanted:
             return
         self.views, self._layout = [], None
-        if self.memory is None or len(self.memory) < layout.nbytes:
+        if mapped < wanted:
             self.memory = None  # the old pages go before the new ones come: peak is one buffer, not two
-            self.memory = _map(max(layout.nbytes, mmap.PAGESIZE))
+            self.memory = _map(wanted)
+        assert self.memory is not None
         whole = torch.frombuffer(self.memory, dtype=torch.uint8)
         self.views = [_typed(whole, place) for place in layout.in_order()]
         self._layout = layout
@@ -283,12 +286,25 @@ class SlotPool:
         """Bytes of memory mapped by all slots."""
         return sum(len(buffer.memory) for buffer in self._buffers if buffer.memory is not None)
 
-    def prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Map and page-fault every free slot for a state like this one: the first save is then not slow."""
+    def prepare(self, tensors: Mapping[str, Tensor], *, capacity: int = 0) -> None:
+        """Map and page-fault every free slot for a state like this one: the first save is then not slow.
+
+        ``capacity``: bytes that a slot holds at least, for a state that will grow (an optimizer has no
+        moments before its first step). May run on a thread of its own: slots are taken one at a
+        time, so that another can be acquired meanwhile. Needs dtypes and shapes only.
+        """
         layout = self.layout(tensors)
         with self._changed:
-            for buffer in self._free:
-                buffer.prepare(layout)
+            free = list(self._free)
+        for buffer in free:
+            with self._changed:
+                if buffer not in self._free:
+                    continue  # acquired since: it prepares itself
+                self._free.remove(buffer)
+            try:
+                buffer.prepare(layout, capacity)
+            finally:
+                self._give_back(buffer)
 
     def acquire(self, timeout: float | None = 0.0) -> Slot | None:
         """A free slot, or ``None`` if none comes free within ``timeout`` seconds (``None``: no limit)."""
@@ -299,9 +315,10 @@ class SlotPool:
 
     def layout(self, tensors: Mapping[str, Tensor]) -> Layout:
         """The layout for this state; the one made before when nothing about it changed."""
-        if self._layout is None or not self._layout.fits(tensors):
-            self._layout = Layout(tensors)
-        return self._layout
+        layout = self._layout
+        if layout is None or not layout.fits(tensors):
+            layout = self._layout = Layout(tensors)
+        return layout
 
     def _give_back(self, buffer: _Buffer) -> None:
         with self._changed:
