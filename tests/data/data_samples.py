@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -125,9 +126,10 @@ def listed(samples: list[Any]) -> list[Any]:
     return list(samples)
 
 
-def train(loader: Any, batches: int | None = None, *, step: int = 0) -> list[Any]:
-    """Take and acknowledge batches to the end of the pass, or ``batches`` of them."""
-    out = []
+def train(loader: Any, batches: int | None = None, *, step: int = 0, ahead: int = 0) -> list[Any]:
+    """Take and acknowledge batches to the end of the pass, or ``batches`` of them; then take ``ahead`` more
+    that are never trained, as frameworks do."""
+    out: list[Any] = []
     iterator = iter(loader)
     while batches is None or len(out) < batches:
         try:
@@ -135,4 +137,19 @@ def train(loader: Any, batches: int | None = None, *, step: int = 0) -> list[Any
         except StopIteration:
             break
         loader.acknowledge(step=step + len(out))
+    for _ in range(ahead):
+        next(iterator, None)
     return out
+
+
+def interrupted(make: Callable[[], Any], stop: int, total: int, *, ahead: int = 0) -> list[Any]:
+    """``total`` batches over as many epochs as that takes, by two loaders: the second goes on, from what
+    the first would have saved, after ``stop`` batches."""
+    first, taken = make(), []
+    while len(taken) < stop:
+        taken += train(first, stop - len(taken), ahead=ahead)
+    second = make()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    while len(taken) < total:
+        taken += train(second)
+    return taken

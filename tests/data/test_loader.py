@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_samples import Batched, Drawing, Plain, listed, train
+from data_samples import Batched, Drawing, Plain, interrupted, listed, train
 from torch.utils.data import Subset, get_worker_info
 
 from durable_core.data import DurableLoader
@@ -135,18 +135,7 @@ def test_a_declaration_that_nothing_is_drawn_leaves_the_streams_to_the_user() ->
 def test_resume_after_every_batch_of_two_epochs(more: dict[str, Any]) -> None:
     whole = epochs(2, **more)
     for stop in range(len(whole) + 1):
-        first, taken = make(**more), []
-        while len(taken) < stop:
-            taken += train(first, stop - len(taken))
-        state = json.loads(json.dumps(first.state_dict()))
-        assert len(json.dumps(state)) <= 1024
-        second = make(**more)
-        second.load_state_dict(state)
-        rest: list[Any] = []
-        while len(taken) + len(rest) < len(whole):
-            rest += train(second)
-        assert taken + rest == whole
-        assert second.cursor.epoch == 2 and second.cursor.batch == 0
+        assert interrupted(lambda: make(**more), stop, len(whole)) == whole, stop
 
 
 @pytest.mark.parametrize("workers", [0, 2])

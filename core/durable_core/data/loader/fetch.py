@@ -133,14 +133,25 @@ class StreamItem:
 
 
 class StreamFetcher(IterableDataset[StreamItem]):
-    """Stands before the user's iterable dataset. ``epoch`` is set before each pass (workers get a copy)."""
+    """Stands before the user's iterable dataset. ``epoch`` is set before each pass.
+
+    Every epoch begins from the dataset as given: workers are started with a fresh copy, and without
+    workers the state it had at first is loaded again. A ``set_epoch`` of the dataset's is called.
+    """
 
     def __init__(self, dataset: Any, seeds: SampleSeeds | None) -> None:
         self.dataset = dataset
         self.seeds = seeds
         self.epoch = 0
+        self._initial = _state_of(dataset)
+        self._used = False
 
     def __iter__(self) -> StreamIterator:
+        if self._used and self._initial is not None:
+            self.dataset.load_state_dict(copy.deepcopy(self._initial))
+        self._used = True
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(self.epoch)
         return StreamIterator(self.dataset, self.seeds, self.epoch)
 
 
@@ -149,6 +160,7 @@ class StreamIterator(Iterator[StreamItem]):
 
     The dataset's iterator is made at the first need, so that a loaded state is in place before any
     of the dataset's code runs: first the dataset's state, then ``iter``, then the iterator's state.
+    Before its first item it has none: a worker's share is often only settled by ``iter``.
     """
 
     def __init__(self, dataset: Any, seeds: SampleSeeds | None, epoch: int) -> None:
@@ -179,14 +191,17 @@ class StreamIterator(Iterator[StreamItem]):
         return value
 
     def state_dict(self) -> dict[str, Any]:
+        ordinal = max(self._ordinal, self._replayed)
+        if not ordinal:
+            return {"ordinal": 0, "dataset": None, "iterator": None}
         return {
-            "ordinal": max(self._ordinal, self._replayed),
+            "ordinal": ordinal,
             "dataset": _state_of(self._dataset),
             "iterator": _state_of(self._iterator),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["dataset"] is None and state["iterator"] is None:  # accepted under the weakest promise only
+        if state["dataset"] is None and state["iterator"] is None:  # at the start, or the weakest promise
             self._replayed = state["ordinal"]
             return
         self._ordinal = state["ordinal"]

@@ -1,0 +1,97 @@
+"""DurableSampler in plain and stateful DataLoaders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from data_samples import Plain, listed
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from durable_core.data import DurableLoader, DurableSampler
+from durable_core.errors import FormatError, SpecMismatchError, UnsupportedError, UsageError
+
+
+def loader(kind: Any, batched: bool, workers: int = 0, **more: Any) -> tuple[DurableSampler, Any]:
+    data = Plain(22)
+    sampler = DurableSampler(data, batch_size=4, batched=batched, seed=5, **more)
+    how: dict[str, Any] = {"batch_sampler": sampler} if batched else {"sampler": sampler, "batch_size": 4}
+    return sampler, kind(data, collate_fn=listed, num_workers=workers, **how)
+
+
+def expected(epochs: int) -> list[list[int]]:
+    durable = DurableLoader(Plain(22), 4, seed=5, collate_fn=listed)
+    return [batch for _ in range(epochs) for batch in durable]
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_it_gives_the_same_order_as_the_loader(kind: Any, batched: bool, workers: int) -> None:
+    sampler, given = loader(kind, batched, workers)
+    assert [batch for _ in range(2) for batch in given] == expected(2)
+    assert len(sampler) == (6 if batched else 22)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [0, 1, 5])
+def test_a_stateful_loader_resumes_through_it(batched: bool, workers: int, stop: int) -> None:
+    _, first = loader(StatefulDataLoader, batched, workers)
+    list(first)
+    iterator = iter(first)
+    taken = [next(iterator) for _ in range(stop)]
+    state = first.state_dict()
+    _, second = loader(StatefulDataLoader, batched, workers)
+    second.load_state_dict(state)
+    assert taken + list(second) == expected(2)[6:]
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_plain_loader_resumes_through_the_samplers_own_state(batched: bool) -> None:
+    sampler, first = loader(DataLoader, batched)
+    iterator = iter(first)
+    taken = [next(iterator) for _ in range(3)]
+    state = sampler.state_dict()
+    other, second = loader(DataLoader, batched)
+    other.load_state_dict(state)
+    assert taken + list(second) + list(second) == expected(2)
+
+
+def test_replicas_share() -> None:
+    parts = [list(DurableSampler(24, batch_size=2, batched=True, replica=r, replicas=3)) for r in range(3)]
+    whole = list(DurableSampler(24, batch_size=6, batched=True))
+    assert [a + b + c for a, b, c in zip(*parts, strict=True)] == whole
+    assert len(DurableSampler(22, batch_size=2, replica=0, replicas=2)) == 11
+
+
+def test_set_epoch_moves_only_when_it_is_another() -> None:
+    sampler, _ = loader(DataLoader, True)
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": 1, "batch": 2})
+    sampler.set_epoch(1)
+    assert list(sampler) == expected(2)[8:]
+    sampler.set_epoch(0)
+    assert list(sampler) == expected(1)
+
+
+def test_refusals() -> None:
+    sampler, _ = loader(DataLoader, True)
+    state = sampler.state_dict()
+    with pytest.raises(SpecMismatchError, match="size was 22 and is now 23"):
+        DurableSampler(Plain(23), batch_size=4, seed=5).load_state_dict(state)
+    with pytest.raises(FormatError, match="outside the epoch"):
+        sampler.load_state_dict({**state, "batch": 6})
+    with pytest.raises(FormatError, match="outside the epoch"):
+        sampler.load_state_dict({**state, "within": 5})
+    with pytest.raises(UsageError, match="replica 2"):
+        DurableSampler(10, replica=2, replicas=2)
+    with pytest.raises(UnsupportedError, match="evenly"):
+        DurableSampler(11, batch_size=2, replicas=2)
+
+
+def test_the_recorded_seed_wins() -> None:
+    sampler, _ = loader(DataLoader, True)
+    other = DurableSampler(Plain(22), batch_size=4, batched=True, seed=6)
+    other.load_state_dict(sampler.state_dict())
+    assert list(other) == list(sampler)

@@ -1,0 +1,218 @@
+"""Iterable datasets with a state of their own: exact per batch handed over, not per batch fetched."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from data_samples import Stateless, Stream, interrupted, listed, train
+from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from durable_core.data import DurableLoader
+from durable_core.errors import SpecMismatchError, UsageError
+from durable_core.types import Promise
+
+
+def make(workers: int = 0, size: int = 23, batch_size: int | None = 4, **more: Any) -> DurableLoader:
+    kind = more.pop("kind", DataLoader)
+    given = kind(
+        more.pop("dataset", None) or Stream(size),
+        batch_size,
+        num_workers=workers,
+        collate_fn=None if batch_size is None else listed,
+        **more,
+    )
+    return DurableLoader.from_dataloader(given, seed=5)
+
+
+def epochs(count: int, *args: Any, **more: Any) -> list[Any]:
+    loader = make(*args, **more)
+    return [batch for _ in range(count) for batch in train(loader)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_resume_after_every_batch_with_batches_fetched_ahead(workers: int, ahead: int) -> None:
+    whole = epochs(2, workers, size=15)
+    stops = range(len(whole)) if workers == 0 else (0, 1, len(whole) // 2, len(whole) // 2 + 2)
+    for stop in stops:
+        taken = interrupted(lambda: make(workers, size=15), stop, len(whole), ahead=ahead)
+        assert taken == whole, stop
+
+
+def test_every_sample_once_and_ids_unique() -> None:
+    for workers in (0, 2):
+        loader = make(workers)
+        batches = train(loader)
+        assert sorted(value for batch in batches for value, *_ in batch) == list(range(23))
+        ids = [i for row in loader.drain_rows() for i in row.ids.tolist()]
+        assert len(set(ids)) == 23
+        assert (loader.cursor.epoch, loader.cursor.batch, loader.cursor.consumed_samples) == (1, 0, 23)
+
+
+def test_a_stateful_loader_and_drop_last_are_read_too() -> None:
+    assert epochs(2, kind=StatefulDataLoader) == epochs(2)
+    assert len(epochs(1, drop_last=True)) == 5
+
+
+def test_draws_do_not_depend_on_what_the_training_draws() -> None:
+    random.seed(1), torch.manual_seed(1)
+    expected = random.random(), torch.rand(()).item()
+    random.seed(1), torch.manual_seed(1)
+    first = epochs(1)
+    assert (random.random(), torch.rand(()).item()) == expected
+    assert first == epochs(1)
+    draws = [sample[2:] for batch in epochs(2) for sample in batch]
+    assert len(set(draws)) == 46
+
+
+def test_a_dataset_that_makes_its_own_batches() -> None:
+    loader = make(batch_size=None)
+    values = [value for value, *_ in train(loader)]
+    assert values == list(range(23))
+    assert (loader.global_batch, loader.cursor.consumed_samples) == (1, 23)
+
+
+def test_the_length_is_not_known() -> None:
+    loader = make()
+    with pytest.raises(TypeError):
+        len(loader)
+    assert loader.streaming and loader.guarantees is Promise.BITWISE
+
+
+def test_a_save_at_the_unknown_end_of_an_epoch() -> None:
+    loader = make()
+    train(loader, 6)  # all there are, but only the next call would tell
+    again = make()
+    again.load_state_dict(loader.state_dict())
+    assert train(again) == [] and (again.cursor.epoch, again.cursor.batch) == (1, 0)
+    assert train(again) == epochs(2)[6:]
+
+    unread = make()
+    unread.load_state_dict(loader.state_dict())
+    iter(unread)
+    unread.end_epoch()  # left without reading: its position must not leak into the next epoch
+    assert train(unread) == epochs(2)[6:]
+
+
+def test_another_number_of_workers_is_refused_by_name() -> None:
+    loader = make(2)
+    train(loader, 2)
+    with pytest.raises(SpecMismatchError, match=r"2 workers and now by 0.*num_workers=2"):
+        make(0).load_state_dict(loader.state_dict())
+
+
+def test_an_epoch_left_early_begins_anew() -> None:
+    for workers in (0, 2):
+        loader = make(workers)
+        train(loader, 2)
+        assert train(loader) == epochs(2, workers)[6:]
+
+
+class OwnIterator(IterableDataset[int]):
+    """The iterator has the state; the dataset only remembers nothing."""
+
+    class Walk:
+        def __init__(self) -> None:
+            self.position = 0
+
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> int:
+            if self.position == 10:
+                raise StopIteration
+            self.position += 1
+            return self.position - 1
+
+        def state_dict(self) -> dict[str, int]:
+            return {"position": self.position}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.position = state["position"]
+
+    def __iter__(self) -> Any:
+        return self.Walk()
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        assert state == {}
+
+
+def test_an_iterator_with_its_own_state() -> None:
+    loader = make(dataset=OwnIterator())
+    assert train(loader, 1) == [[0, 1, 2, 3]]
+    again = make(dataset=OwnIterator())
+    again.load_state_dict(loader.state_dict())
+    assert train(again) == [[4, 5, 6, 7], [8, 9]]
+
+
+class Carrying(Stream):
+    """Goes on where it stopped, for ever, unless its state is put back."""
+
+    def __iter__(self) -> Any:
+        self.loaded = True
+        return super().__iter__()
+
+
+def test_every_epoch_begins_from_the_dataset_as_given() -> None:
+    values = [[value for value, *_ in batch] for batch in epochs(2, dataset=Carrying(8))]
+    assert values == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+
+
+class Once(IterableDataset[int]):
+    def __init__(self) -> None:
+        self.iterator = iter(range(3))
+
+    def __iter__(self) -> Any:
+        return self.iterator
+
+
+def test_an_iterator_that_cannot_begin_anew_is_an_error_not_an_empty_epoch() -> None:
+    given = DataLoader(Once(), 2, collate_fn=listed)
+    loader = DurableLoader.from_dataloader(given, seed=5, promise="distribution")
+    train(loader)
+    with pytest.raises(UsageError, match="begin anew"):
+        train(loader)
+
+
+class Epochs(Stream):
+    """Another order in every epoch, as told by ``set_epoch``."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        return ((value + 100 * self.epoch, *rest) for value, *rest in super().__iter__())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_dataset_is_told_the_epoch(workers: int) -> None:
+    whole = epochs(3, workers, dataset=Epochs(7))
+    assert sorted(value for batch in whole for value, *_ in batch) == [
+        i + 100 * e for e in range(3) for i in range(7)
+    ]
+    for stop in (2, 3):
+        assert interrupted(lambda: make(workers, dataset=Epochs(7)), stop, len(whole)) == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_state_items_are_passed_over_under_the_weakest_promise(workers: int) -> None:
+    def loader() -> DurableLoader:
+        given = DataLoader(Stateless(9), 2, num_workers=workers, collate_fn=listed)
+        return DurableLoader.from_dataloader(given, seed=5, promise="distribution")
+
+    whole = train(loader())
+    first = loader()
+    train(first, 3)
+    again = loader()
+    again.load_state_dict(first.state_dict())
+    assert train(again) == whole[3:]
+    assert again.guarantees is Promise.DISTRIBUTION
