@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from durable_core.errors import CommitAborted, CoverageError
+from durable_core.format import digests
 from durable_core.format.coverage import cover
 from durable_core.format.layout import CheckpointName
 from durable_core.format.manifest import SHARED, TensorEntry
-from durable_core.format.receipt import Receipt
+from durable_core.format.receipt import Receipt, encode_receipt
 from durable_core.types import ObjectInfo, PlacedSlice, SliceInfo, SliceKey
 
 #: The document that is each role's own even when all are equal.
@@ -139,6 +140,11 @@ def unite(
         documents=_documents({role: receipts[role] for role in roles}),
         bytes_written=sum(info.nbytes for info in written),
     )
+
+
+def receipt_digests(receipts: Mapping[str, Receipt], roles: Sequence[str]) -> dict[str, str]:
+    """Role -> sha256 of its receipt's bytes, as the manifest records it."""
+    return {role: digests.sha256(encode_receipt(receipts[role])) for role in roles}
 
 
 def _documents(receipts: Mapping[str, Receipt]) -> dict[tuple[str, str], Any]:

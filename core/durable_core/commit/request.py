@@ -100,9 +100,11 @@ class SaveOutcome:
 class SaveAborted(CommitAborted):
     """The save was given up; ``__cause__`` says why when another error did it. Training goes on.
 
-    ``view`` is the journal as last seen, with ``view.doubt`` when the record of the abort is in doubt.
+    ``view`` is the journal as last seen, with ``view.doubt`` when the record of the abort is in doubt;
+    ``c`` the number that was allocated, if it came to that.
     """
 
-    def __init__(self, message: str, view: View, *, hint: str = "the next save starts afresh") -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, message: str, view: View, c: int | None = None) -> None:
+        super().__init__(message, hint="the next save starts afresh")
         self.view = view
+        self.c = c

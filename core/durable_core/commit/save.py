@@ -14,7 +14,7 @@ from durable_core.commit.fence import token_error
 from durable_core.commit.journal import AppendInDoubt, Draft, View, append, replay, settle
 from durable_core.commit.machine import COORDINATOR, WRITER, Event, Walk
 from durable_core.commit.objects import poll, put_document
-from durable_core.commit.plan import check_receipts, unite
+from durable_core.commit.plan import check_receipts, receipt_digests, unite
 from durable_core.commit.request import SaveAborted, SaveOutcome, SaveRequest
 from durable_core.commit.state import CheckpointInfo
 from durable_core.commit.writing import Attempt, collect, write_part
@@ -27,7 +27,6 @@ from durable_core.errors import (
     TierError,
     UsageError,
 )
-from durable_core.format import digests
 from durable_core.format import ledger as ledgers
 from durable_core.format import manifest as manifests
 from durable_core.format import receipt as receipts
@@ -78,7 +77,8 @@ def save_coordinator(view: View, request: SaveRequest) -> Program[SaveOutcome]:
     except GIVEN_UP as error:
         walk.on(Event.ABORT)
         view = yield from _abort(view, attempt, str(error))
-        raise SaveAborted(f"c{attempt.info.c} at step {request.step}: {error}", view) from error
+        message = f"c{attempt.info.c} at step {request.step}: {error}"
+        raise SaveAborted(message, view, attempt.info.c) from error
 
 
 def _carry_through(walk: Walk, view: View, attempt: Attempt) -> Program[SaveOutcome]:
@@ -159,7 +159,7 @@ def _verify(attempt: Attempt, found: Mapping[str, Receipt]) -> Program[tuple[Man
         objects=whole.objects,
         tensors=whole.tensors,
         documents=whole.documents,
-        receipts={role: digests.sha256(receipts.encode_receipt(found[role])) for role in request.roles},
+        receipts=receipt_digests(found, request.roles),
         counters=request.counters,
         topology=request.topology,
         fingerprint=request.fingerprint,

@@ -247,7 +247,7 @@ class Auditor:
         return Model(history, step)
 
     def may_delete(self, key: str) -> str:
-        """Why ``key`` may not be deleted now; ``""`` when it may. (What others reuse, ``check_store`` sees.)"""
+        """Why ``key`` may not be deleted now; ``""`` when it may (``check_store`` sees what others reuse)."""
         parsed = layout.parse_checkpoint_key(key)
         if parsed is None or parsed.what in ("ledger", "index"):
             return f"{key} is no object of a checkpoint"

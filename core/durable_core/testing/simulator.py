@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -20,10 +21,14 @@ def run_seed(seed: int, subject: Subject | None = None, *, trace: bool = False) 
     return World(seed, subject, trace=trace).run()
 
 
-def search(seeds: Iterable[int], subject: Subject | None = None) -> Finding | None:
-    """The first seed whose schedule violates an invariant, or ``None``."""
+def search(seeds: Iterable[int], subject: Subject | None = None, sign: str = "") -> Finding | None:
+    """The first seed whose schedule violates an invariant, or ``None``.
+
+    With ``sign``, a regular expression, only violations that it matches count.
+    """
     for seed in seeds:
         violations = run_seed(seed, subject).violations
-        if violations:
-            return Finding(seed, tuple(violations))
+        found = tuple(violation for violation in violations if re.search(sign, violation))
+        if found:
+            return Finding(seed, found)
     return None

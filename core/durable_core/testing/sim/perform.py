@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from durable_core.commit import effects as fx
-from durable_core.errors import InDoubt, TierError, TierFull, TierUnavailable
+from durable_core.errors import DurableError, InDoubt, TierError, TierFull, TierUnavailable
 from durable_core.format import digests, layout
 from durable_core.testing.invariants import Auditor
 from durable_core.testing.sim import content
 from durable_core.testing.sim.process import Process, Status
-from durable_core.testing.sim.store import SimStore, Stage, Write
+from durable_core.testing.sim.store import Overwrite, SimStore, Stage, Write
 from durable_core.types import ObjectInfo
 
 
@@ -100,6 +100,10 @@ class Performing:
             process.status, process.outcome = Status.ENDED, done.value
             self.trace(f"{process.label} ends: {process.outcome}")
             return
+        except DurableError as bad:
+            process.status, process.outcome = Status.ENDED, f"died: {bad}"
+            self.complain(f"{process.label} dies of {type(bad).__name__}: {bad}")
+            return
         process.effect = effect
         if isinstance(effect, fx.Wait):
             process.wake = self.clock + effect.seconds
@@ -117,8 +121,8 @@ class Performing:
         if self._unlucky(self.weather.unavailable):
             self._fail(process, TierUnavailable("refused"))
             return
-        if isinstance(effect, fx.PutIfAbsent):
-            write = Write(effect.key, effect.data, exclusive=True)
+        if not isinstance(effect, fx.WriteShard):
+            write = Write(effect.key, effect.data, exclusive=not isinstance(effect, Overwrite))
             self._check_slot(process, effect.key)
             self.trace(f"{process.label} puts {effect.key}")
         else:
@@ -147,10 +151,9 @@ class Performing:
             self._resume(process, self._answer(process, write))
 
     def _answer(self, process: Process, write: Write) -> Any:
-        if write.exclusive:
-            return write.created
         effect = process.effect
-        assert isinstance(effect, fx.WriteShard)
+        if not isinstance(effect, fx.WriteShard):
+            return write.created
         data, header, begins = content.pack(process.script.staged, process.script.role, effect.slices)
         return fx.WrittenShard(ObjectInfo(write.key, len(data), header, digests.xxh3(data[:header])), begins)
 

@@ -46,7 +46,7 @@ class Host(Protocol):
     reuse: bool
 
     def acknowledged(self, outcome: SaveOutcome) -> None: ...
-    def gave_up(self, token: Token, step: int) -> None: ...
+    def gave_up(self, c: int) -> None: ...
     def complain(self, message: str) -> None: ...
     def refused(self, script: object) -> None: ...
 
@@ -147,8 +147,8 @@ class Trainer:
         except SaveAborted as error:
             self.view = error.view
             self.failures += 1
-            if request.coordinates:
-                self.host.gave_up(token, model.step)
+            if request.coordinates and error.c is not None:
+                self.host.gave_up(error.c)
         except AppendInDoubt as error:
             self.view = error.view
         else:

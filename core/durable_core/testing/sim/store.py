@@ -12,6 +12,8 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from durable_core.commit.effects import PutIfAbsent
+
 
 class Stage(enum.IntEnum):
     SENT = 0
@@ -33,6 +35,11 @@ class Write:
     def answered(self) -> bool:
         """Nothing is left to do but to tell the writer."""
         return self.created is False or self.stage is Stage.DURABLE
+
+
+@dataclass(frozen=True)
+class Overwrite(PutIfAbsent):
+    """Not an effect of the protocol: a planted bug puts even if present. Result: ``True``."""
 
 
 class SimStore:

@@ -9,10 +9,11 @@ from typing import Any
 from durable_core.commit import claim, collect, save
 from durable_core.commit.effects import Program
 from durable_core.commit.journal import EMPTY, View
+from durable_core.testing.sim.process import Script
 from durable_core.testing.sim.store import SimStore
 
 #: Wraps the program of one process, to change the effects it asks for.
-Wrapper = Callable[[Program[Any]], Program[Any]]
+Wrapper = Callable[[Program[Any], Script], Program[Any]]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,6 @@ class Subject:
     retire: Callable[..., Program[collect.Retirement]] = collect.retire
     sweep: Callable[..., Program[collect.Swept]] = collect.sweep
     store: Callable[[], SimStore] = SimStore
-    wrap: Wrapper = field(default=lambda program: program)
+    wrap: Wrapper = field(default=lambda program, script: program)
     upgrades_token: bool = False
     patches: tuple[tuple[object, str, object], ...] = ()

@@ -23,7 +23,6 @@ from durable_core.testing.sim.process import Job, Process, Script, Status
 from durable_core.testing.sim.scripts import Controller, Emergency, Follower, Reader, Stray, Trainer
 from durable_core.testing.sim.store import Stage, Write
 from durable_core.testing.sim.subject import Subject
-from durable_core.types import Token
 
 #: Turns of trouble; after them everything heals and the run must come to a good end.
 TROUBLE = 1500
@@ -95,7 +94,7 @@ class World(Performing):
         self.every = self.chance.randint(1, 2)
         self.reuse = self.writers == 1 and self.chance.random() < 0.7
         self.acks: list[SaveOutcome] = []
-        self.given_up: set[tuple[int, int]] = set()
+        self.given_up: set[int] = set()
         self.jobs: list[Job] = []
         self.calm = False
 
@@ -191,7 +190,7 @@ class World(Performing):
             self._add(f"job{job.number}.stray", Stray(self, job, "dp9"))
 
     def _add(self, label: str, script: Script) -> Process:
-        process = Process(len(self.processes), label, script, self.subject.wrap(script.run()))
+        process = Process(len(self.processes), label, script, self.subject.wrap(script.run(), script))
         self.processes.append(process)
         return process
 
@@ -242,13 +241,28 @@ class World(Performing):
             elif self.truth.state.terminal is None:
                 self.complain("the last start, without faults, did not finish the run")
 
+    def counts(self) -> dict[str, int]:
+        """What this schedule contained, for a summary."""
+        facts = self.auditor.facts.values()
+        return {
+            "records": self.truth.next_seq,
+            "generations": self.truth.state.generation,
+            "checkpoints allocated": len(self.auditor.facts),
+            "committed": sum(bool(fact.payload) for fact in facts),
+            "retired": sum(fact.fate == "retired" for fact in facts),
+            "acknowledged": len(self.acks),
+            "processes": len(self.processes),
+            "killed": sum(process.status is Status.KILLED for process in self.processes),
+            "refused": sum(process.refused for process in self.processes),
+        }
+
     # -- what scripts tell
 
     def acknowledged(self, outcome: SaveOutcome) -> None:
         self.acks.append(outcome)
 
-    def gave_up(self, token: Token, step: int) -> None:
-        self.given_up.add((token.generation, step))
+    def gave_up(self, c: int) -> None:
+        self.given_up.add(c)
 
     def complain(self, message: str) -> None:
         self.auditor.complain(message)
@@ -289,14 +303,11 @@ class World(Performing):
             fact = auditor.facts.get(ack.c)
             if fact is None or fact.payload.get("manifest_digest") != ack.manifest_digest:
                 self.complain(f"the acknowledged commit of c{ack.c} at step {ack.step} is lost")
-        for fact in auditor.facts.values():
-            if fact.payload and (fact.generation, fact.step) in self.given_up - self._acked():
-                self.complain(f"c{fact.c} is committed although its save was reported as given up")
+        for c in sorted(self.given_up):
+            if c in auditor.facts and auditor.facts[c].payload:
+                self.complain(f"c{c} is committed although its save was reported as given up")
         if auditor.voids:
             self.complain(f"{auditor.voids} void records were written")
-
-    def _acked(self) -> set[tuple[int, int]]:
-        return {(ack.generation, ack.step) for ack in self.acks}
 
     @contextmanager
     def _patched(self) -> Iterator[None]:
