@@ -28,11 +28,12 @@ class DurableCheckpoint(Callback):
 
     Args:
         root: directory or URL of the run; one run lives there.
-        resume: ``"auto"`` continues the history at ``root`` or starts one; ``"must"`` and ``"never"`` insist on
-            either; ``"fork"`` goes on under a changed script, on purpose.
+        resume: ``"auto"`` continues the history at ``root`` or starts one; ``"must"`` and ``"never"``
+            insist on either; ``"fork"`` goes on under a changed script, on purpose.
         every_n_train_steps: optimizer steps between two checkpoints, or ``"auto"``: from their measured cost.
         train_time_interval: longest time between two checkpoints: a ``timedelta`` or seconds.
-        promise: what a resume guarantees: ``"bitwise"``, ``"exact-order"``, ``"coverage"`` or ``"distribution"``.
+        promise: what a resume guarantees: ``"bitwise"``, ``"exact-order"``, ``"coverage"`` or
+            ``"distribution"``.
         tiers: reserved for further places to keep copies; only ``None`` (``root`` alone) is accepted yet.
         retention: which checkpoints to keep; ``Retention()`` keeps the last three.
         backlog: when storage cannot keep up, ``"skip"`` a snapshot (counted) or ``"delay"`` the loop.
@@ -82,6 +83,7 @@ class DurableCheckpoint(Callback):
         )
         self._fit: Fit | None = None
         self._last_status: Status | None = None
+        self._last_restored: tuple[int, int] | None = None
 
     @property
     def root(self) -> str:
@@ -96,7 +98,14 @@ class DurableCheckpoint(Callback):
     @property
     def restored_from(self) -> tuple[int, int] | None:
         """(checkpoint, step) that the running or last fit resumed from; ``None``: it started anew."""
-        return None if self._fit is None else self._fit.restored_from
+        return self._last_restored if self._fit is None else self._fit.restored_from
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait (at most ``timeout`` seconds) until every snapshot taken so far is durable or has failed.
+
+        False when the time ran out. Does nothing outside a fit.
+        """
+        return True if self._fit is None else self._fit.run.flush(timeout)
 
     # --- Lightning's hooks, in the order of a fit ----------------------------------------------
 
@@ -134,6 +143,6 @@ class DurableCheckpoint(Callback):
 
     def _leave(self) -> None:
         assert self._fit is not None
-        self._last_status = self._fit.status()
+        self._last_status, self._last_restored = self._fit.status(), self._fit.restored_from
         self._fit.remove()
         self._fit = None

@@ -52,7 +52,7 @@ class Data:
         if self._loader is not None and not reloading:
             raise UnsupportedError(
                 "several training loaders (a collection or CombinedLoader) have no common cursor yet",
-                hint="combine the datasets in one map-style dataset, for example torch.utils.data.ConcatDataset",
+                hint="combine the datasets in one map-style dataset, such as a torch ConcatDataset",
             )
         if self._loader is not None:
             self._start = self._loader.state_dict()

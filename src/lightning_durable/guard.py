@@ -1,4 +1,4 @@
-"""What cannot be made exact is refused here, by name and with the way out; what is no training is left alone."""
+"""What cannot be made exact is refused here, with the way out; what is no training is left alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from durable_core.errors import UnsupportedError, UsageError
+from lightning_durable import hooks
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -23,25 +24,28 @@ _finished: set[str] = set()
 
 def is_training(trainer: Trainer, stage: str | None) -> bool:
     """False in validate, test, predict, ``fast_dev_run`` and the fits that a tuner makes."""
-    if stage != TrainerFn.FITTING.value or trainer.fast_dev_run:
+    if stage != TrainerFn.FITTING.value or getattr(trainer, "fast_dev_run", False):
         return False
-    return not any(_is_finder(callback) and getattr(callback, "_early_exit", False) for callback in trainer.callbacks)
+    finders = (callback for callback in hooks.callbacks(trainer) if _is_finder(callback))
+    return not any(getattr(callback, "_early_exit", False) for callback in finders)
 
 
 def check(trainer: Trainer, module: LightningModule, kind: type[Callback]) -> None:
     """``UnsupportedError`` for a set-up that this adapter cannot make exact."""
-    if sum(isinstance(callback, kind) for callback in trainer.callbacks) > 1:
-        raise UsageError("two DurableCheckpoint callbacks in one Trainer", hint="keep one: a run has one history")
+    if sum(isinstance(callback, kind) for callback in hooks.callbacks(trainer)) > 1:
+        raise UsageError(
+            "two DurableCheckpoint callbacks in one Trainer", hint="a run has one history: keep one"
+        )
     _check_strategy(trainer)
-    for callback in trainer.callbacks:
+    for callback in hooks.callbacks(trainer):
         if _is_finder(callback):
             raise UnsupportedError(
-                f"{type(callback).__name__} as a callback would search again at every resume and change the run",
-                hint="run Tuner(trainer).lr_find(model) or .scale_batch_size(model) before fit, and drop the callback",
+                f"{type(callback).__name__} would search anew at every resume and change the run",
+                hint="call Tuner(trainer).lr_find(model) or .scale_batch_size(model) before fit instead",
             )
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         raise UnsupportedError(
-            "training_step(dataloader_iter) fetches batches by itself, so which of them were trained is unknown",
+            "training_step(dataloader_iter) fetches batches by itself: which of them were trained is unknown",
             hint="take (batch, batch_idx)",
         )
 
@@ -70,7 +74,7 @@ def check_first_fit(root: str) -> None:
     if root in _finished:
         raise UsageError(
             f"a fit under {root} has already finished in this process; this one would be taken for it",
-            hint='give each its own key, DurableCheckpoint(root, run_key="fold-1"); to extend it, run the script again',
+            hint='give each a key of its own, DurableCheckpoint(root, run_key="fold-1")',
         )
 
 

@@ -1,8 +1,8 @@
 """Every private or half-private part of Lightning that this adapter leans on, and nothing else does.
 
 Tested on Lightning 2.6.6. ``USED`` lists each one with its purpose; ``check`` refuses, by name, a Lightning
-that lacks one; ``tests/lightning/test_hooks.py`` says what broke after an upgrade. Wrappers are set on *instances*
-(this trainer's loops and connectors) and taken off again; no class of Lightning is touched.
+that lacks one; ``tests/lightning/test_hooks.py`` says what broke after an upgrade. Wrappers are set on
+*instances* (this trainer's loops and connectors) and taken off again; no class of Lightning is touched.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import RunningStage
 
 from durable_core.errors import UnsupportedError
@@ -37,7 +38,6 @@ USED: tuple[tuple[str, str, str], ...] = (
     ("fit_loop", "reset_restart_stage", "same"),
     ("fit_loop.epoch_loop", "advance", "the boundary: everything done, the next batch not taken"),
     ("fit_loop.epoch_loop", "on_run_start", "restore mid-epoch, after the loop has set itself up"),
-    ("fit_loop.epoch_loop", "_should_accumulate", "is a window of accumulation open"),
     ("fit_loop.epoch_loop", "_num_ready_batches_reached", "was the epoch's last batch taken"),
     ("fit_loop.epoch_loop", "_results", "what self.log has accumulated in this epoch"),
     ("fit_loop.epoch_loop", "_batches_that_stepped", "the step that loggers see"),
@@ -74,7 +74,7 @@ def _at(trainer: Trainer, path: str) -> Any:
 
 @dataclass(frozen=True)
 class Moments:
-    """What the adapter does when. ``resume(path)`` returns the checkpoint dict to load instead of ``path``, or None."""
+    """What the adapter does when. ``resume(path)``: the checkpoint dict to load in its place, or None."""
 
     resume: Callable[[Any], dict[str, Any] | None]
     prepare_loader: Callable[[object], object]
@@ -150,13 +150,19 @@ class Patches:
 
         def wrapper(checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
             nonlocal asked
-            ours = None if asked else resume(checkpoint_path)  # a tuner restores its own file later on
+            ours = None if asked else resume(checkpoint_path)  # only the start of the fit is ours
             asked = True
-            original(checkpoint_path, weights_only=weights_only)
-            if ours is not None:
+            if ours is None:
+                original(checkpoint_path, weights_only=weights_only)
+            else:
                 connector._loaded_checkpoint = ours
 
         self._set(connector, "resume_start", wrapper)
+
+
+def callbacks(trainer: Trainer) -> list[Callback]:
+    found: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's connector
+    return found
 
 
 # --- reading and setting -------------------------------------------------------------------
@@ -168,14 +174,9 @@ def dump(trainer: Trainer) -> dict[str, Any]:
     return checkpoint
 
 
-def accumulating(trainer: Trainer) -> bool:
-    """An accumulation window of automatic optimization is open: gradients are state now."""
-    return trainer.lightning_module.automatic_optimization and trainer.fit_loop.epoch_loop._should_accumulate()
-
-
 def fit_is_over(trainer: Trainer) -> bool:
-    """Between an epoch's last batch and its end hooks: will ``fit`` end after them (as far as is known now)?"""
-    loop = trainer.fit_loop
+    """Between an epoch's last batch and its end hooks: will ``fit`` end after them, as far as one knows?"""
+    loop: Any = trainer.fit_loop
     if 0 <= loop.epoch_loop.max_steps <= trainer.global_step:
         return True
     done = loop.epoch_progress.current.processed + 1  # on_advance_end is about to count this epoch
@@ -258,8 +259,6 @@ def refill_results(trainer: Trainer, held: dict[str, dict[str, Any]]) -> None:
     collection = Refilled(training=True)
     collection.update(loop._results)
     loop._results = collection
-
-
 
 
 def publish(trainer: Trainer, values: dict[str, torch.Tensor]) -> None:

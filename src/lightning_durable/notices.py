@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from durable_core import events
 from durable_core.session.run import Run
@@ -46,7 +46,10 @@ class Notices:
 
 def _sentence(event: events.Event) -> str | None:
     if isinstance(event, events.SaveFailed):
-        return f"the save of step {event.step} failed, training goes on (durable: step {event.committed_step}): {event.error}"
+        return (
+            f"the save of step {event.step} failed, training goes on "
+            f"(durable: step {event.committed_step}): {event.error}"
+        )
     if isinstance(event, events.SaveSkipped):
         return f"the save of step {event.step} was skipped ({event.reason}); {event.skipped} skipped so far"
     if isinstance(event, events.RpoBreached):

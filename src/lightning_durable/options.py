@@ -22,6 +22,7 @@ class Options:
     """``root``: where this run lives, the run key included."""
 
     root: str
+    run_key: str
     settings: Settings
     spec: RunSpec | None
 
@@ -62,7 +63,7 @@ class Options:
         base = str(root).rstrip("/")
         if not base:
             raise UsageError(f"root={root!r}", hint="a directory or URL for this run")
-        return cls(base if run_key is None else f"{base}/{run_key}", settings, spec)
+        return cls(base if run_key is None else f"{base}/{run_key}", run_key or "main", settings, spec)
 
 
 def _promise(value: Promise | str) -> Promise:

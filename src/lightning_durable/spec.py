@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from durable_core.session.world import World
@@ -22,7 +21,7 @@ def derive(trainer: Trainer, module: LightningModule, options: Options, world: W
     limits = hooks.limits(trainer)
     return derive_spec(
         model=describe_model(f"{kind.__module__}.{kind.__qualname__}", rows),
-        run_key=os.path.basename(options.root) or "main",
+        run_key=options.run_key,
         promise=options.settings.promise,
         seed=guard.seed(),
         precision=str(trainer.precision),

@@ -1,7 +1,8 @@
 """What of a Lightning fit is state, as plain trees; and how it is put back.
 
-Lightning's own checkpoint dict is kept verbatim (callbacks put averaged weights into it and take them out again,
-so it is never rebuilt from the module). Beside it goes what Lightning leaves out and a later update depends on.
+Lightning's own checkpoint dict is kept verbatim (callbacks put averaged weights into it and take them out
+again, so it is never rebuilt from the module). Beside it goes what Lightning leaves out and a later update
+depends on.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torchmetrics import Metric
 
 from durable_core.errors import CodecError
@@ -27,9 +28,8 @@ Tree = dict[str, Any]
 OWN_METRICS = "durable/"
 _HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
 _HYPER_PARAMETER_TYPES = ("hparams_type", "datamodule_hparams_type")
-_SAVED_BY_MODEL_CHECKPOINT = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
+_OF_MODEL_CHECKPOINT = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
 _RESULT_STATE = ("value", "cumulated_batch_size", "_forward_cache", "_computed", "_update_count")
-_GENERATORS = (torch.Generator, rng.np.random.Generator, rng.np.random.RandomState, rng.random.Random)
 
 
 class Capture:
@@ -43,7 +43,8 @@ class Capture:
     def state(self) -> Tree:
         """Expected to be equal on every replica. Runs the save hooks of module, callbacks and data module."""
         checkpoint = hooks.dump(self._trainer)
-        checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)  # the cursor is the authority
+        # The cursor says where the data stands, and nothing else does.
+        checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)
         self._drop_what_is_no_state(checkpoint)
         tree: Tree = {
             "checkpoint": checkpoint,
@@ -52,7 +53,7 @@ class Capture:
             "metrics": _without_own(hooks.metrics(self._trainer)),
             "results": {key: _result_state(metric) for key, metric in hooks.results(self._trainer)},
             "model_checkpoints": {
-                callback.state_key: {name: getattr(callback, name) for name in _SAVED_BY_MODEL_CHECKPOINT}
+                callback.state_key: {name: getattr(callback, name) for name in _OF_MODEL_CHECKPOINT}
                 for callback in _model_checkpoints(self._trainer)
             },
             "reloaded_in_epoch": float(self._trainer.fit_loop._last_train_dl_reload_epoch),
@@ -79,11 +80,12 @@ class Capture:
                 continue
             values = {str(name): value for name, value in dict(checkpoint[key]).items()}
             if key not in self._left_out:
-                self._left_out[key] = frozenset(name for name, value in values.items() if not _storable(value))
-                if names := ", ".join(sorted(self._left_out[key])):
+                names = sorted(name for name, value in values.items() if not _storable(value))
+                self._left_out[key] = frozenset(names)
+                if names:
                     rank_zero_warn(
-                        f"DurableCheckpoint leaves these {key} out of its checkpoints, as their types cannot be "
-                        f"stored: {names}. They are arguments, not training state: the resume is unaffected."
+                        f"DurableCheckpoint leaves {', '.join(names)} of {key} out of its checkpoints: their "
+                        "types cannot be stored. They are arguments, not state; a resume does not need them."
                     )
             checkpoint[key] = {n: v for n, v in values.items() if n not in self._left_out[key]}
 
@@ -162,15 +164,19 @@ def _generators(module: LightningModule) -> Iterator[tuple[str, Any]]:
     """Generators that the module or a submodule holds as attributes."""
     for prefix, child in module.named_modules():
         for name, value in sorted(vars(child).items()):
-            if isinstance(value, _GENERATORS):
+            if isinstance(value, rng.GENERATORS):
                 yield f"{prefix}.{name}" if prefix else name, value
 
 
 def _without_own(held: Tree) -> Tree:
-    return {
-        name: {k: v for k, v in value.items() if not k.startswith(OWN_METRICS)} if isinstance(value, dict) else value
-        for name, value in held.items()
-    }
+    def kept(value: Any) -> Any:
+        return (
+            {k: v for k, v in value.items() if not k.startswith(OWN_METRICS)}
+            if isinstance(value, dict)
+            else value
+        )
+
+    return {name: kept(value) for name, value in held.items()}
 
 
 def _storable(value: Any) -> bool:

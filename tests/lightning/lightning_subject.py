@@ -1,7 +1,7 @@
-"""The run under test: dropout, augmentation from all three generators, a learning-rate schedule, notes of everything.
+"""The run under test: dropout, augmentation from all three generators, a schedule, notes of everything.
 
-A run is a ``Case``. Each life of it is a forked process (its frameworks are imported already) that dies by SIGKILL
-where told. Every batch and every end is one appended line, so a kill leaves whole lines.
+A run is a ``Case``. Each life of it is a forked process (its frameworks are imported already) that dies by
+SIGKILL where told. Every batch and every end is one appended line, so a kill leaves whole lines.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 import traceback
 import warnings
@@ -29,6 +30,7 @@ from lightning_durable import DurableCheckpoint
 
 SAMPLES, BATCH, EPOCHS, WIDTH = 64, 4, 3, 6
 Line = dict[str, Any]
+Strike = Callable[["Notes", str], None]  # told of every line
 
 
 def digest(*tensors: Tensor) -> str:
@@ -97,13 +99,15 @@ class Case:
 class Notes(L.Callback):
     """Writes lines; strikes (by default SIGKILL) when told to."""
 
-    def __init__(self, path: Path, strike: Callable[[str, Line], None]) -> None:
+    def __init__(self, path: Path, strike: Strike) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._strike = strike
 
+    durable: DurableCheckpoint
+
     def write(self, what: str, **line: Any) -> None:
         os.write(self._fd, json.dumps({"what": what, **line}).encode() + b"\n")
-        self._strike(what, line)
+        self._strike(self, what)
 
 
 class Plain(L.LightningModule):
@@ -170,7 +174,8 @@ class PlateauEpoch(Plain):
         return {
             "optimizer": optimizer,
             "lr_scheduler": {
-                "scheduler": plateau, "monitor": self.monitor, "interval": self.interval, "frequency": self.frequency,
+                "scheduler": plateau, "monitor": self.monitor,
+                "interval": self.interval, "frequency": self.frequency,
             },
         }  # fmt: skip
 
@@ -209,7 +214,10 @@ class Manual(Plain):
             two.zero_grad()
 
     def configure_optimizers(self) -> Any:
-        return [torch.optim.AdamW(self.first.parameters(), lr=0.01), torch.optim.SGD(self.last.parameters(), lr=0.01)]
+        return [
+            torch.optim.AdamW(self.first.parameters(), lr=0.01),
+            torch.optim.SGD(self.last.parameters(), lr=0.01),
+        ]
 
 
 MODULES = {kind.__name__: kind for kind in (Plain, PlateauEpoch, PlateauStep, Estimated, Manual)}
@@ -239,7 +247,11 @@ def extra_callbacks(case: Case, home: Path) -> list[L.Callback]:
     made: dict[str, Callable[[], L.Callback]] = {
         "ema": lambda: callbacks.EMAWeightAveraging(decay=0.9),
         "model_checkpoint": lambda: callbacks.ModelCheckpoint(
-            home / "own", every_n_train_steps=1, save_top_k=-1, filename="{step}", enable_version_counter=False
+            home / "own",
+            every_n_train_steps=1,
+            save_top_k=-1,
+            filename="{step}",
+            enable_version_counter=False,
         ),
         "early_stopping": lambda: callbacks.EarlyStopping("train_loss_epoch", patience=0, min_delta=10.0),
         "lr_monitor": lambda: callbacks.LearningRateMonitor("step"),
@@ -248,18 +260,21 @@ def extra_callbacks(case: Case, home: Path) -> list[L.Callback]:
 
 
 def fit(
-    case: Case, home: Path, strike: Callable[[str, Line], None] | None = None, log: str = "log", **changes: Any
+    case: Case, home: Path, strike: Strike | None = None, log: str = "log", **changes: Any
 ) -> tuple[L.Trainer, Any]:
     """One life. Lines go to ``home/log``; the run lives in ``home/run``."""
-    notes = Notes(home / log, strike or (lambda what, line: None))
+    notes = Notes(home / log, strike or (lambda notes, what: None))
     L.seed_everything(case.seed, workers=False, verbose=False)
     module = MODULES[case.kind](case, notes)
     durable = DurableCheckpoint(home / "run", **{"every_n_train_steps": case.every, **case.durable})
     settings: dict[str, Any] = {
-        "max_epochs": case.epochs, "accumulate_grad_batches": case.accumulate, "accelerator": "cpu", "devices": 1,
-        "logger": False, "enable_checkpointing": "model_checkpoint" in case.extra, "enable_progress_bar": False,
+        "max_epochs": case.epochs, "accumulate_grad_batches": case.accumulate, "devices": 1,
+        "accelerator": "cpu",
+        "logger": False, "enable_progress_bar": False,
+        "enable_checkpointing": "model_checkpoint" in case.extra,
         "enable_model_summary": False, "default_root_dir": home,
     }  # fmt: skip
+    notes.durable = durable
     callbacks = [durable, notes, *extra_callbacks(case, home)]
     trainer = L.Trainer(**{**settings, **case.trainer, **changes}, callbacks=callbacks)
     if case.loader_from == "fit":
@@ -274,6 +289,15 @@ def fit(
 
 def life(home: Path, action: Callable[[], Any]) -> int:
     """Run ``action`` in a forked process; its exit code, negative for a signal."""
+    return ended(start(home, action))
+
+
+def ended(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def start(home: Path, action: Callable[[], Any]) -> int:
+    """Fork a process that runs ``action`` and never returns; its pid."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -284,32 +308,48 @@ def life(home: Path, action: Callable[[], Any]) -> int:
             out = os.open(home / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(out, 1)
             os.dup2(out, 2)
+            torch.set_num_threads(1)  # a forked child must start no thread pool its parent already had
             warnings.simplefilter("default")
             action()
             code = 0
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
         finally:
+            if sys.exc_info()[1] is not None:
+                traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-    status = os.waitpid(pid, 0)[1]
-    return os.waitstatus_to_exitcode(status)
+    return pid
+
+
+def group(home: Path, world: int, action: Callable[[int], Any]) -> list[int]:
+    """``action(rank)`` in ``world`` forked processes, as torchrun starts them; their exit codes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def ranked(rank: int) -> None:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NODE_RANK="0", LOCAL_RANK=str(rank))
+        action(rank)
+
+    pids = [start(home, lambda rank=rank: ranked(rank)) for rank in range(world)]
+    return [ended(pid) for pid in pids]
 
 
 def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def at_line(what: str, number: int, act: Callable[[], None] = kill_self) -> Callable[[str, Line], None]:
-    """Acts at the ``number``-th line (from 1) of a kind."""
+def at_line(what: str, number: int, act: Callable[[], None] = kill_self, *, settled: bool = True) -> Strike:
+    """Acts at the ``number``-th line (from 1) of a kind; ``settled``: when all snapshots are durable."""
     left = [number]
 
-    def strike(kind: str, line: Line) -> None:
+    def strike(notes: Notes, kind: str) -> None:
         left[0] -= kind == what
         if kind == what and left[0] == 0:
+            if settled:
+                notes.durable.flush()
             act()
 
     return strike
