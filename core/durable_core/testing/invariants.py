@@ -8,7 +8,7 @@ shows here as a violation. All of it is pure; the simulator and the model check 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -272,6 +272,14 @@ class Auditor:
         for fact in self.facts.values():
             if fact.payload:
                 self._check_ledger(fact, get)
+
+    def check_residue(self, keys: Iterable[str]) -> None:
+        """After a sweep of a run at rest only what is held is there, and what that reuses."""
+        held = {fact.name.prefix for fact in self.held()}
+        held |= {self.facts[c].name.prefix for fact in self.held() for c in fact.payload["reuses"]}
+        for key in keys:
+            if key.rpartition("/")[0] + "/" not in held:
+                self.complain(f"{key} is left after a sweep")
 
     def _check_ledger(self, fact: Fact, get: Get) -> None:
         """The segments of every role cover exactly the steps since the parent, trained by this generation."""

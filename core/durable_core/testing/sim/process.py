@@ -59,6 +59,7 @@ class Job:
     launch: str
     roles: tuple[str, ...]
     takeover: bool
+    extends: bool = False
     token: Token | None = None
     start: Any = None
     fresh: bool = False

@@ -10,7 +10,7 @@ from durable_core.commit import ending
 from durable_core.commit.claim import choose_restore_point, maintain
 from durable_core.commit.collect import Retirement
 from durable_core.commit.effects import Get, Program, Wait
-from durable_core.commit.journal import AppendInDoubt, Draft, View, append, replay
+from durable_core.commit.journal import AppendInDoubt, View, replay
 from durable_core.commit.request import Deadlines, LedgerRows, SaveAborted, SaveOutcome, SaveRequest
 from durable_core.commit.retention import Retention
 from durable_core.commit.state import CheckpointInfo
@@ -92,6 +92,8 @@ class Trainer:
             seed=1,
             promise=Promise.BITWISE,
         )
+        if job.extends:
+            view = yield from ending.extend(view, launch_id=job.launch, target=self.host.target)
         claim = yield from subject.claim_generation(
             view, launch_id=job.launch, members=job.roles, takeover=job.takeover
         )
@@ -134,7 +136,7 @@ class Trainer:
     def after_save(self) -> Program[None]:
         if self.host.chance.random() < 0.4:
             yield from self.maintain()
-        if self.host.reuse and self.host.chance.random() < 0.7:
+        if self.host.reuse and len(self.roles) == 1 and self.host.chance.random() < 0.7:
             yield from self._learn_base()
 
     def _save(self, model: Model, program: Any) -> Program[None]:
@@ -299,6 +301,10 @@ class Controller:
             return
         c = chance.randrange(len(self.view.state.checkpoints))
         action = chance.randrange(6)
+        if chance.random() < 0.01:
+            self.view = yield from ending.cancel(
+                self.view, launch_id=self.launch, principal="operator", reason="enough"
+            )
         if action == 0:
             policy = Retention(keep_last=chance.randint(1, 2))
             done = yield from subject.retire(self.view, policy, launch_id=self.launch, epoch=self.epoch)
@@ -380,7 +386,17 @@ def _get(key: str) -> Program[bytes | None]:
     raise TierError(f"{key} cannot be read")
 
 
-def cancel_draft(view: View, launch: str) -> Program[View]:
-    """An operator ends the run."""
-    payload = {"principal": "operator", "reason": "test"}
-    return (yield from append(view, Draft(Kind.RUN_CANCELLED, payload, view.state.generation, launch)))
+class Sweeper:
+    """Collects what is dead until nothing is left."""
+
+    role = "sweeper"
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.staged: Mapping[str, bytes] = {}
+
+    def run(self) -> Program[str]:
+        view = yield from replay(self.host.subject.view)
+        while not (yield from self.host.subject.sweep(view, budget=5)).complete:
+            pass
+        return "finished"

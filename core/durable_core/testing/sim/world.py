@@ -20,7 +20,15 @@ from durable_core.format.record import decode
 from durable_core.testing.invariants import Auditor
 from durable_core.testing.sim.perform import Performing
 from durable_core.testing.sim.process import Job, Process, Script, Status
-from durable_core.testing.sim.scripts import Controller, Emergency, Follower, Reader, Stray, Trainer
+from durable_core.testing.sim.scripts import (
+    Controller,
+    Emergency,
+    Follower,
+    Reader,
+    Stray,
+    Sweeper,
+    Trainer,
+)
 from durable_core.testing.sim.store import Stage, Write
 from durable_core.testing.sim.subject import Subject
 
@@ -92,7 +100,7 @@ class World(Performing):
         self.writers = self.chance.choice((1, 1, 2, 3))
         self.target = self.chance.randint(4, 8)
         self.every = self.chance.randint(1, 2)
-        self.reuse = self.writers == 1 and self.chance.random() < 0.7
+        self.reuse = self.chance.random() < 0.7
         self.acks: list[SaveOutcome] = []
         self.given_up: set[int] = set()
         self.jobs: list[Job] = []
@@ -169,7 +177,7 @@ class World(Performing):
         if job.coordinator.status is Status.READY:
             if chance.random() < 0.03:
                 self._add("controller", Controller(self, f"ctl-{len(self.processes)}", 3))
-            elif self.writers == 1 and job.token is not None and chance.random() < 0.05:
+            elif len(job.roles) == 1 and job.token is not None and chance.random() < 0.05:
                 self._add("emergency", Emergency(self, job, "dp0"))
             return
         if len(self.jobs) >= JOBS - 1:
@@ -178,15 +186,16 @@ class World(Performing):
         launch = past if chance.random() < 0.6 else f"launch-{len(self.jobs)}"
         self._start_job(launch, takeover=chance.random() < 0.1)
 
-    def _start_job(self, launch: str, *, takeover: bool = False) -> None:
-        roles = tuple(f"dp{i}" for i in range(self.writers))
-        job = Job(len(self.jobs), launch, roles, takeover)
+    def _start_job(self, launch: str, *, takeover: bool = False, extends: bool = False) -> None:
+        writers = self.writers if self.chance.random() < 0.8 else self.chance.randint(1, 3)
+        roles = tuple(f"dp{i}" for i in range(writers))
+        job = Job(len(self.jobs), launch, roles, takeover, extends)
         self.jobs.append(job)
         self.trace(f"job {job.number} starts as {launch}")
         for role in roles:
             script = Trainer(self, job, role) if role == roles[0] else Follower(self, job, role)
             job.members.append(self._add(f"job{job.number}.{role}", script))
-        if self.writers > 1 and self.chance.random() < 0.3:
+        if writers > 1 and self.chance.random() < 0.3:
             self._add(f"job{job.number}.stray", Stray(self, job, "dp9"))
 
     def _add(self, label: str, script: Script) -> Process:
@@ -225,21 +234,31 @@ class World(Performing):
         for process in self.processes:
             if process.status is Status.PAUSED:
                 self._wake(process)
+        self._rest()
+        terminal = self.truth.state.terminal
+        if terminal is None:
+            self._finish()
+        elif terminal.outcome == "succeeded" and self.chance.random() < 0.3:
+            self.target += 2
+            self._finish(extends=True)
+        self._add("sweeper", Sweeper(self))
+        self._rest()
+
+    def _rest(self) -> None:
         for _ in range(CALM):
             if not self._turn():
-                break
-        else:
-            self.complain("the world does not come to rest")
-        if self.truth.state.terminal is None:
-            self._start_job("launch-last")
-            for _ in range(CALM):
-                if not self._turn():
-                    break
-            last = self.jobs[-1].coordinator
-            if last.outcome != "finished":
-                self.complain(f"the last start, without faults, ended as {last.outcome!r}")
-            elif self.truth.state.terminal is None:
-                self.complain("the last start, without faults, did not finish the run")
+                return
+        self.complain("the world does not come to rest")
+
+    def _finish(self, *, extends: bool = False) -> None:
+        """A start without faults brings the run to its end, whatever came before."""
+        self._start_job("launch-last", extends=extends)
+        self._rest()
+        last = self.jobs[-1].coordinator
+        if last.outcome != "finished":
+            self.complain(f"the last start, without faults, ended as {last.outcome!r}")
+        elif self.truth.state.terminal is None:
+            self.complain("the last start, without faults, did not finish the run")
 
     def counts(self) -> dict[str, int]:
         """What this schedule contained, for a summary."""
@@ -299,6 +318,7 @@ class World(Performing):
     def _audit(self) -> None:
         auditor = self.auditor
         auditor.check_store(self.store.get)
+        auditor.check_residue(self.store.keys(layout.CHECKPOINTS))
         for ack in self.acks:
             fact = auditor.facts.get(ack.c)
             if fact is None or fact.payload.get("manifest_digest") != ack.manifest_digest:
