@@ -48,14 +48,15 @@ class Noted(L.LightningModule):
 
     def on_train_start(self) -> None:
         self._noted_step = self.trainer.global_step
-        self.notes.write(kind="start", step=self.trainer.global_step, state=self.state_digest())
+        self.notes.write(kind="start", step=self.trainer.global_step)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         ids, x = batch
+        state = self.state_digest()  # here DDP has made the ranks' buffers equal, as before every forward
         hidden = self.first(x)
         self.notes.write(
             kind="batch", at=[self.trainer.current_epoch, batch_idx], step=self.trainer.global_step,
-            ids=ids.tolist(), x=digest(x), hidden=digest(hidden),
+            state=state, ids=ids.tolist(), x=digest(x), hidden=digest(hidden),
         )  # fmt: skip
         loss: Tensor = (self.last(hidden).squeeze(1) - x.sum(dim=1)).square().mean()
         return loss
