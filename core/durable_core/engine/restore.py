@@ -23,8 +23,6 @@ from durable_core.state.slices import flat_begin
 from durable_core.tier.base import Tier
 from durable_core.types import ObjectInfo, PlacedSlice
 
-#: Bytes that one restore may allocate: more than any host holds, less than a damaged length claims.
-BUDGET = 1 << 46
 _THREADS = min(4, os.cpu_count() or 1)
 
 
@@ -71,12 +69,12 @@ def tensor_keys(manifest: Manifest, role: str) -> dict[str, str]:
 def read_tensors(tier: Tier, manifest: Manifest, wanted: dict[str, str]) -> tuple[dict[str, Tensor], int]:
     """The wanted tensors by their key in the documents, and the bytes read."""
     infos = {key: manifest.tensors[stored] for key, stored in wanted.items()}
-    tensors = memory.alloc(
-        {key: (info.dtype, info.global_shape) for key, info in infos.items()}, budget=BUDGET
-    )
-    jobs = [(tensors[key], piece) for key, info in infos.items() for piece in info.slices]
     objects = {info.key: info for info in manifest.objects}
-    used = {piece.object for _, piece in jobs}
+    used = {piece.object for info in infos.values() for piece in info.slices}
+    there = sum(tier.size(name) for name in used)  # a claim beyond what is stored is refused, unallocated
+    claims = {key: (info.dtype, info.global_shape) for key, info in infos.items()}
+    tensors = memory.alloc(claims, budget=there)
+    jobs = [(tensors[key], piece) for key, info in infos.items() for piece in info.slices]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="durable-restore") as pool:
         for check in (
             *(pool.submit(check_object, tier, objects[name]) for name in sorted(used)),

@@ -50,6 +50,7 @@ class DurableSession:
             )
         self._loader = next(iter(self._loaders.values()), None)
         self._step = 0
+        self._unprepared = True
         self._term = threading.Event()
         self._previous_handler: Any = None
 
@@ -108,6 +109,7 @@ class DurableSession:
                 self._loader.load_state_dict(whole_position(loaded.cursor, loaded.role))
             self._step = loaded.step
             self.run.confirm()
+            self._prepare()
             rng.restore(loaded.role["rng"])
         if threading.current_thread() is threading.main_thread():
             self._previous_handler = signal.signal(signal.SIGTERM, self._on_term)
@@ -146,20 +148,33 @@ class DurableSession:
             self.save(wait=True)
             self.close()
             raise Drained()
-        return self.save() if self.run.due(self._step) else False
+        if self.run.due(self._step):
+            return self.save()
+        if self._unprepared:  # the optimizer has its moments only now: the state has its full size
+            self._prepare()
+        return False
+
+    def _prepare(self) -> None:
+        state, role, _ = self._trees()
+        self.run.prepare(state, role)
+        self._unprepared = False
 
     def save(self, *, wait: bool = False) -> bool:
         """Stage the state now, at a boundary. ``wait``: until it is committed. ``False``: skipped."""
-        state = capture.capture(self._objects)
-        cursor = None if self._loader is None else self._loader.state_dict()
+        state, role, cursor = self._trees()
+        rows = () if self._loader is None else map(ledger_row, self._loader.drain_rows())
+        counters = {"step": self._step}
+        return self.run.save(
+            state, role, step=self._step, cursor=cursor, rows=rows, wait=wait, counters=counters
+        )
+
+    def _trees(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
+        """What is equal on every replica, what is this role's own, and the cursor."""
         role: dict[str, Any] = {"rng": rng.capture()}
+        cursor = None if self._loader is None else self._loader.state_dict()
         if cursor is not None and "source" in cursor:
             role["source"] = cursor.pop("source")  # may hold tensors; the cursor is plain JSON
-        rows = () if self._loader is None else map(ledger_row, self._loader.drain_rows())
-        return self.run.save(
-            state, {"rng": rng.capture()}, step=self._step, cursor=cursor, rows=rows, wait=wait,
-            counters={"step": self._step},
-        )  # fmt: skip
+        return capture.capture(self._objects), role, cursor
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until what was staged is durable; ``False`` when the time ran out."""

@@ -250,6 +250,14 @@ class Run:
         """At every boundary: raises ``Fenced`` when this writer was fenced, and any fault of our own."""
         self._active().boundary(step)
 
+    def prepare(self, state: Any, role: Any) -> None:
+        """Reserve and page-fault staging memory for a state like this one, in the background.
+
+        Worth a call once the state has its full size, so that the first save stalls no longer than the
+        others; an optimizer, for instance, has no moments before its first step.
+        """
+        self._active().prepare(state, role)
+
     def save(
         self,
         state: Any,

@@ -6,8 +6,11 @@ the journal can be written, and nothing else until the declared recovery point i
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
 
 from durable_core import events
 from durable_core.clock import Clock
@@ -87,6 +90,12 @@ class Saver:
             return decision.next_step  # the same on every writer without asking
         return int(self._world.broadcast(decision.next_step))
 
+    def prepare(self, state: Any, role: Any) -> None:
+        tensors = self._flatten(state, role)[2]
+        threading.Thread(
+            target=self._pool.prepare, args=(tensors,), name="durable-prepare", daemon=True
+        ).start()
+
     # --- one save ----------------------------------------------------------------------------
 
     def save(
@@ -96,8 +105,7 @@ class Saver:
         self._writer.raise_failure()
         self._ledger.extend(rows)
         started = self._clock.monotonic()
-        shared = tree.flatten(state, prefix="state")
-        own = tree.flatten(role, prefix=f"roles/{self._world.role}")
+        shared, own, tensors = self._flatten(state, role)
         breached = self._breached(step)
         slot = self._pool.acquire(None if wait or breached or self._settings.backlog == "delay" else 0.0)
         if not self._world.all(slot is not None):
@@ -107,11 +115,11 @@ class Saver:
             self._skip(step)
             return False
         assert slot is not None
-        staged = slot.stage({**shared.tensors, **own.tensors}, reached=probe.reached)
+        staged = slot.stage(tensors, reached=probe.reached)
         probe.reached(CrashPoint.K4)
         self._board.stall_seconds = self._clock.monotonic() - started
         self._meter.note(self._meter.cost, self._board.stall_seconds)
-        request = self._request(step, {"state": shared.doc, "role": own.doc}, staged, cursor, counters)
+        request = self._request(step, {"state": shared, "role": own}, staged, cursor, counters)
         self._board.emit(
             events.SaveStarted(self._clock.now(), step, self._board.stall_seconds, staged.nbytes)
         )
@@ -121,6 +129,11 @@ class Saver:
             self._wait(request, staged, failures, pause=breached and not wait)
         self._next_step = self._announce(step)
         return True
+
+    def _flatten(self, state: Any, role: Any) -> tuple[tree.Document, tree.Document, dict[str, Tensor]]:
+        shared = tree.flatten(state, prefix="state")
+        own = tree.flatten(role, prefix=f"roles/{self._world.role}")
+        return shared.doc, own.doc, {**shared.tensors, **own.tensors}
 
     def _submit(
         self, request: SaveRequest, staged: Staged, *, keep: bool, failures: list[DurableError]
