@@ -1,9 +1,9 @@
 """The run that is killed: a tiny Lightning training that writes down everything it does.
 
-Every rank of every life appends to one log of its own: where it starts, each batch (the state before it, ids,
-a hash of the augmented input and of the activations behind dropout) and the state after each step. A history is
-right when every line of every life, the steps that a kill then undid included, is a line of the uninterrupted
-run.
+Every rank of every life appends to one log of its own: where it starts, each batch (the state before it,
+ids, a hash of the augmented input and of the activations behind dropout) and the state after each step. A
+history is right when every line of every life, the steps that a kill then undid included, is a line of the
+uninterrupted run.
 """
 
 from __future__ import annotations
