@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runs import EPOCHS, SIZE, Durable, manifests, train
@@ -13,7 +15,7 @@ from cli_runs import EPOCHS, SIZE, Durable, manifests, train
 from durable_core import DurableSession, errors
 from durable_core.cli import output, views
 from durable_core.cli.app import app
-from durable_core.commit.state import CheckpointInfo
+from durable_core.commit.state import CheckpointInfo, RunState, Terminal
 from durable_core.data import DurableLoader
 from durable_core.types import CheckpointState
 
@@ -225,3 +227,30 @@ def test_a_reader_that_has_seen_enough_is_no_error(trained: Path) -> None:
     )  # fmt: skip
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "alive", "word"),
+    [
+        ({}, False, "created"),
+        ({"generation": 1, "active": True}, True, "running"),
+        ({"generation": 1, "active": True}, False, "stopped"),
+        ({"generation": 1, "draining": {"reason": "SIGTERM", "step": 3}}, True, "running"),
+        ({"generation": 1, "draining": {"reason": "SIGTERM", "step": 3}}, False, "drained"),
+        ({"generation": 1, "terminal": Terminal("failed", 9, None, {"reason": "x"})}, False, "failed"),
+    ],
+)
+def test_one_word_for_where_a_run_stands(changes: dict[str, Any], alive: bool, word: str) -> None:
+    assert views.run_state(RunState(run_id="r", **changes), alive) == word
+
+
+def test_history_is_answered_without_the_data_and_its_loss_is_found(root: Path, durable: Durable) -> None:
+    before = durable("ls", root, "--json").document
+    shutil.rmtree(root / "checkpoints")
+    assert durable("ls", root, "--json").document == before
+    assert durable("journal", root).code == 0
+    assert durable("audit", root, "--json").document["samples"] == SIZE * EPOCHS
+    found = durable("verify", root, "--json")
+    assert found.code == output.CORRUPT
+    assert [finding["kind"] for finding in found.document["findings"]] == ["missing"] * 3
+    assert durable("show", root).code == output.NOT_FOUND

@@ -79,7 +79,7 @@ def export(
                     partial / MODEL, model_tensors(state), {"format": "pt", "step": str(info.step)}
                 )
             if "lightning" in formats and checkpoint is not None:
-                notes += _write_lightning(partial / LIGHTNING, checkpoint)
+                notes += _write_lightning(partial / LIGHTNING, _for_plain_lightning(checkpoint))
             _sync(partial)
             partial.rename(target)
             _sync(target.parent)
@@ -99,6 +99,24 @@ def _lightning_checkpoint(state: Any) -> dict[str, Any] | None:
     found = state.get("checkpoint") if isinstance(state, Mapping) else None
     is_lightning = isinstance(found, Mapping) and "pytorch-lightning_version" in found
     return dict(found) if is_lightning and found is not None else None
+
+
+def _for_plain_lightning(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """The dict, except that an epoch whose batches are all done counts as processed.
+
+    That is what Lightning writes in its own end-of-epoch checkpoints. Ours are staged one line earlier,
+    before the epoch's end hooks; plain Lightning would train one batch too many after such a restart.
+    """
+    progress = checkpoint.get("loops", {}).get("fit_loop", {})
+    batches, epochs = progress.get("epoch_loop.batch_progress"), progress.get("epoch_progress")
+    if not batches or not epochs or not batches["is_last_batch"]:
+        return checkpoint
+    done, current = batches["current"], epochs["current"]
+    if done["completed"] != done["ready"] or current["processed"] != current["started"] - 1:
+        return checkpoint
+    over = {scope: {**counts, "processed": counts["processed"] + 1} for scope, counts in epochs.items()}
+    fit_loop = {**progress, "epoch_progress": over}
+    return {**checkpoint, "loops": {**checkpoint["loops"], "fit_loop": fit_loop}}
 
 
 def model_tensors(state: Any) -> dict[str, Tensor]:
@@ -164,12 +182,12 @@ def _storable(name: str, tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous()
 
 
-def _write_lightning(path: Path, checkpoint: Mapping[str, Any]) -> list[str]:
-    """``torch.save`` of the dict as Lightning made it; a note when only a full unpickler reads it."""
+def _write_lightning(path: Path, checkpoint: dict[str, Any]) -> list[str]:
+    """``torch.save`` of the dict; a note when only a full unpickler reads it."""
     import torch
 
     with path.open("xb") as file:
-        torch.save(dict(checkpoint), file)
+        torch.save(checkpoint, file)
         file.flush()
         os.fsync(file.fileno())
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
