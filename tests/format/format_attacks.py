@@ -19,7 +19,7 @@ SLACK = 1_000_000
 Decoder = Callable[[bytes], Any]
 
 
-def refused(decode: Decoder, data: bytes, *, key: str, why: str = "") -> CorruptError:
+def refused(decode: Decoder, data: bytes, *, key: str, why: str | None = None) -> CorruptError:
     """``decode`` raises a ``CorruptError`` for ``data`` that names ``key``, and allocates little."""
     tracemalloc.start()
     try:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from durable_core.errors import CodecError, FormatError, UsageError
 from durable_core.format import codec_builtins as builtins
 from durable_core.format import codec_numpy
-from durable_core.format.codec_builtins import join
+from durable_core.format.codec_parts import join, listed
 
 T = TypeVar("T")
 
@@ -215,7 +215,7 @@ class Decoder:
         return self._leaf(body)
 
     def _registered(self, body: Any, path: str, depth: int) -> Any:
-        name, content = body
+        name, content = listed(body, 2)
         entry = self.registry.named(name)
         if entry is None:
             raise CodecError(path, f"type {name!r} is not registered here", hint=REGISTER_HINT)

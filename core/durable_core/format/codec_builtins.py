@@ -25,9 +25,8 @@ from durable_core.format.codec_numpy import (
     decode_dtype,
     decode_scalar,
     encode_array,
-    from_base64,
-    to_base64,
 )
+from durable_core.format.codec_parts import from_base64, join, listed, to_base64
 
 if TYPE_CHECKING:
     from durable_core.format.codec import Decoder, Encoder
@@ -38,13 +37,6 @@ _PATHS: dict[str, type[PurePosixPath] | type[PureWindowsPath] | type[Path]] = {
     "posix": PurePosixPath,
     "windows": PureWindowsPath,
 }
-
-
-def join(path: str, part: Any) -> str:
-    """``path`` extended by a key or index; ``/`` and ``%`` in ``part`` are escaped."""
-    text = part if isinstance(part, str) else repr(part)
-    text = text.replace("%", "%25").replace("/", "%2F")
-    return f"{path}/{text}" if path else text
 
 
 # --- scalars -------------------------------------------------------------------------------
@@ -119,7 +111,7 @@ def _encode_path(_: Encoder, value: PurePosixPath | PureWindowsPath, path: str, 
 
 
 def _decode_path(_: Decoder, body: Any, path: str, depth: int) -> Any:
-    kind, text = body
+    kind, text = listed(body, 2)
     return _PATHS[kind](text)
 
 
@@ -143,11 +135,11 @@ def _encode_datetime(_: Encoder, value: dt.datetime, path: str, depth: int) -> A
 
 
 def _decode_datetime(_: Decoder, body: Any, path: str, depth: int) -> dt.datetime:
-    text, fold, zone = body
+    text, fold, zone = listed(body, 3)
     value = dt.datetime.fromisoformat(text).replace(fold=fold)
     if zone is None:
         return value
-    *offset, name = zone
+    *offset, name = listed(zone, 4)
     delta = dt.timedelta(*offset)
     return value.replace(tzinfo=dt.timezone(delta) if name is None else dt.timezone(delta, name))
 
@@ -157,7 +149,7 @@ def _encode_timedelta(_: Encoder, value: dt.timedelta, path: str, depth: int) ->
 
 
 def _decode_timedelta(_: Decoder, body: Any, path: str, depth: int) -> dt.timedelta:
-    days, seconds, microseconds = body
+    days, seconds, microseconds = listed(body, 3)
     return dt.timedelta(days, seconds, microseconds)
 
 
@@ -181,7 +173,8 @@ def _pairs(encoder: Encoder, value: dict[Any, Any], path: str, depth: int) -> li
 
 def _unpair(decoder: Decoder, body: Any, path: str, depth: int) -> list[tuple[Any, Any]]:
     pairs = []
-    for name_document, item in _listed(body):
+    for pair in listed(body):
+        name_document, item = listed(pair, 2)
         name = decoder.decode(name_document, path, depth)
         pairs.append((name, decoder.decode(item, join(path, name), depth)))
     if len(dict(pairs)) != len(pairs):
@@ -189,14 +182,8 @@ def _unpair(decoder: Decoder, body: Any, path: str, depth: int) -> list[tuple[An
     return pairs
 
 
-def _listed(body: Any) -> list[Any]:
-    if not isinstance(body, list):
-        raise TypeError("not a list")
-    return body
-
-
 def _unlist(decoder: Decoder, body: Any, path: str, depth: int) -> list[Any]:
-    return [decoder.decode(item, join(path, i), depth) for i, item in enumerate(_listed(body))]
+    return [decoder.decode(item, join(path, i), depth) for i, item in enumerate(listed(body))]
 
 
 def _encode_dict(encoder: Encoder, value: dict[Any, Any], path: str, depth: int) -> Any:
@@ -227,7 +214,7 @@ def _encode_defaultdict(encoder: Encoder, value: defaultdict[Any, Any], path: st
 
 
 def _decode_defaultdict(decoder: Decoder, body: Any, path: str, depth: int) -> Any:
-    name, *pairs = _listed(body)
+    name, *pairs = listed(body)
     factory = None if name is None else decoder.registry.factory(name)
     if name is not None and factory is None:
         raise CodecError(path, f"defaultdict factory {name!r} is not registered here")
@@ -239,7 +226,7 @@ def _encode_deque(encoder: Encoder, value: deque[Any], path: str, depth: int) ->
 
 
 def _decode_deque(decoder: Decoder, body: Any, path: str, depth: int) -> deque[Any]:
-    maxlen, *items = _listed(body)
+    maxlen, *items = listed(body)
     if maxlen is not None and len(items) > maxlen:
         raise ValueError(f"{len(items)} items in a deque of {maxlen}")
     return deque(_unlist(decoder, items, path, depth), maxlen)
@@ -259,7 +246,7 @@ def _encode_slice(encoder: Encoder, value: slice, path: str, depth: int) -> Any:
 
 
 def _decode_slice(decoder: Decoder, body: Any, path: str, depth: int) -> slice:
-    start, stop, step = _unlist(decoder, body, path, depth)
+    start, stop, step = _unlist(decoder, listed(body, 3), path, depth)
     return slice(start, stop, step)
 
 
@@ -315,7 +302,7 @@ DECODERS: dict[str, Callable[[Decoder, Any, str, int], Any]] = {
     "$date": _decode_date,
     "$datetime": _decode_datetime,
     "$timedelta": _decode_timedelta,
-    "$range": lambda d, body, path, depth: range(*_unlist(d, body, path, depth)),
+    "$range": lambda d, body, path, depth: range(*_unlist(d, listed(body, 3), path, depth)),
     "$slice": _decode_slice,
     "$array": lambda d, body, path, depth: decode_array(body),
     "$scalar": lambda d, body, path, depth: decode_scalar(body),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 from typing import Any
@@ -10,23 +9,13 @@ from typing import Any
 import numpy as np
 
 from durable_core.errors import CodecError
+from durable_core.format.codec_parts import from_base64, listed, to_base64
 
 #: Bytes of one numpy array in a document; a larger one belongs into a tensor.
 MAX_ARRAY_BYTES = 16 * 1024 * 1024
 
 # Fixed-width dtypes in numpy's portable spelling: no objects, no structures, no platform-sized floats.
 _DTYPE = re.compile(r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[SU][1-9]\d{0,8}|[mM]8(?:\[\w{1,12}\])?)")
-
-
-def to_base64(data: bytes | bytearray) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def from_base64(text: Any) -> bytes:
-    """``TypeError`` or ``ValueError`` for what is not strict base64."""
-    if not isinstance(text, str):
-        raise TypeError("not base64 text")
-    return base64.b64decode(text, validate=True)
 
 
 def _dtype_text(dtype: np.dtype[Any], path: str) -> str:
@@ -54,9 +43,9 @@ def encode_array(value: np.ndarray[Any, Any], path: str) -> Any:
 
 
 def decode_array(body: Any) -> np.ndarray[Any, Any]:
-    dtype_text, shape, order, text = body
+    dtype_text, shape, order, text = listed(body, 4)
     dtype, data = decode_dtype(dtype_text), from_base64(text)
-    if not all(type(length) is int and length >= 0 for length in shape) or order not in ("C", "F"):
+    if not all(type(length) is int and length >= 0 for length in listed(shape)) or order not in ("C", "F"):
         raise ValueError(f"shape {shape!r}, order {order!r}")
     if math.prod(shape) * dtype.itemsize != len(data):  # before anything is allocated
         raise ValueError(f"{len(data)} bytes for shape {shape} of {dtype}")
@@ -72,7 +61,7 @@ def encode_scalar(value: np.generic, path: str) -> Any:
 
 
 def decode_scalar(body: Any) -> Any:
-    dtype_text, text = body
+    dtype_text, text = listed(body, 2)
     dtype, data = decode_dtype(dtype_text), from_base64(text)
     if len(data) != dtype.itemsize or dtype.kind in "SU":
         raise ValueError(f"{len(data)} bytes for one {dtype}")
