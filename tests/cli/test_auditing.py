@@ -41,6 +41,13 @@ def test_retirement_takes_nothing_from_the_audit(root: Path, durable: Durable) -
     assert durable("audit", root, "--json").document == before
 
 
+def test_a_dataset_with_an_identity_is_verified(tmp_path: Path, durable: Durable) -> None:
+    loader = DurableLoader(list(range(SIZE)), batch_size=BATCH, seed=0, dataset_id="sha256:" + "0" * 64)
+    with DurableSession.open(tmp_path / "run", state={"loader": loader}):
+        pass
+    assert durable("audit", tmp_path / "run", "--json").document["unverified"] is False
+
+
 class Crooked:
     """Ledger rows as a loader would leave them that fetched something else than was due."""
 
