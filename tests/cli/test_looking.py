@@ -254,3 +254,9 @@ def test_history_is_answered_without_the_data_and_its_loss_is_found(root: Path, 
     assert found.code == output.CORRUPT
     assert [finding["kind"] for finding in found.document["findings"]] == ["missing"] * 3
     assert durable("show", root).code == output.NOT_FOUND
+
+
+def test_a_terminal_gets_drawn_tables(root: Path, durable: Durable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    drawn = durable("ls", root)
+    assert drawn.code == 0 and "committed" in drawn.out and "step" in drawn.out
