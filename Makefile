@@ -7,6 +7,8 @@ VENV   ?= .venv
 JOBS   ?= 2
 TESTS  ?= tests
 KILLS  ?= 200
+FLIPS  ?= 1000
+SEEDS  ?= 20000
 BENCH  ?=
 DEMO   ?=
 
@@ -22,7 +24,7 @@ THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 help:
 	@echo "make demo         train uninterrupted, with SIGKILLs, and over damage; compare the weights"
 	@echo "make test         the whole suite        make check        ruff, mypy --strict, layers"
-	@echo "make torture      hundreds of SIGKILLs   make simulate     20,000 seeds of the simulator"
+	@echo "make torture      SIGKILLs, bit flips    make simulate     20,000 seeds, planted bugs, zombies"
 	@echo "make bench        what saving costs      make wheel-check  build, install and import the wheel"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -49,6 +51,10 @@ bench: $(STAMP)
 
 torture: $(STAMP)
 	$(THREADS) $(BIN)/python -m tests.torture --kills $(KILLS)
+	$(THREADS) $(BIN)/python -m tests.torture.bitflip --trials $(FLIPS)
+
+simulate: $(STAMP)
+	$(BIN)/python -m durable_core.testing.simulate --seeds $(SEEDS) --zombies 10000 --plants
 
 wheel-check: $(STAMP)
 	bash tools/wheel_check.sh $(VENV)

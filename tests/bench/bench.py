@@ -61,10 +61,11 @@ def main() -> int:
         if args.only and script.stem not in args.only:
             continue
         print(f"{script.stem} ...", file=sys.stderr, flush=True)
-        sizes = (64, args.size_mib) if script.stem == "save_path" else (None,)
+        sizes = {"save_path": (64, args.size_mib), "staging": (args.size_mib,)}.get(script.stem, ())
         for size in sizes:
-            name = script.stem if size is None else f"{script.stem}_{size}_mib"
-            document[name] = piece(script, [] if size is None else ["--size-mib", str(size)])
+            document[f"{script.stem}_{size}_mib"] = piece(script, ["--size-mib", str(size)])
+        if not sizes:
+            document[script.stem] = piece(script, [])
     text = json.dumps(document, indent=2)
     print(text)
     if args.out:

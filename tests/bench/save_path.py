@@ -33,9 +33,9 @@ RATES = (("memcpy", "memcpy_s"), ("raw_write", "raw_write_fsync_s"), ("durable",
 
 
 def state_of(size_mib: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A module and an AdamW whose state together hold about ``size_mib``, in tensors of 16 MiB at most."""
+    """A module and an AdamW whose state together hold about ``size_mib``, in tensors of 4 MiB."""
     elements = size_mib * MIB // 4 // 3  # parameter, first and second moment
-    width = min(elements, 4 * MIB)
+    width = min(elements, MIB)
     module = nn.ParameterList(torch.randn(width) for _ in range(max(1, elements // width)))
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
     advance(module, optimizer)
@@ -125,7 +125,7 @@ def saving(size_mib: int, saves: int, base: Path) -> dict[str, Any]:
     stalls, lags, step_s = [], [], []
     root = base / "run"
     with DurableSession.open(
-        str(root), state={"model": module, "optimizer": optimizer}, every_n_train_steps=NEVER
+        str(root), state={"model": module, "optimizer": optimizer}, every_n_steps=NEVER
     ) as run:
         run.flush()
         for _ in range(saves):
