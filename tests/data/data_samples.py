@@ -35,6 +35,16 @@ class Drawing(Plain):
         return super().__getitem__(index), random.random(), float(np.random.rand()), torch.rand(()).item()
 
 
+class Pickled(Plain):
+    """Says itself how it is pickled."""
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"packed": self.size}
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self.size, self.reads = state["packed"], 0
+
+
 class Batched(Plain):
     """Has ``__getitems__``, as HF datasets do."""
 

@@ -255,3 +255,15 @@ def test_a_stateful_sampler_needs_its_state_back() -> None:
     again.load_state_dict(state)
     with pytest.raises(SpecMismatchError, match="no state was recorded"):
         train(again)
+
+
+class Unsized(Counting):
+    def __len__(self) -> int:
+        raise TypeError("who knows")
+
+
+def test_a_sampler_whose_length_nobody_knows() -> None:
+    loader = resumed_equals_whole(lambda: plain(sampler=Unsized(SIZE), batch_size=6), "bitwise", 2)
+    with pytest.raises(TypeError):
+        len(loader)
+    assert loader.cursor.epoch == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import weakref
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_samples import Batched, Drawing, Plain, interrupted, listed, train
+from data_samples import Batched, Drawing, Pickled, Plain, interrupted, listed, train
 from torch.utils.data import Subset, get_worker_info
 
 from durable_core.data import DurableLoader
@@ -266,6 +267,15 @@ def test_a_restored_trainer_may_find_the_epoch_already_over() -> None:
     assert train(again) == epochs(2)[6:]
 
 
+def test_a_loader_nobody_holds_is_gone_at_once() -> None:
+    """With its workers: a cycle would leave them to some later collection."""
+    loader = make(num_workers=1, persistent_workers=True)
+    train(loader, 2)
+    gone = weakref.ref(loader)
+    del loader
+    assert gone() is None
+
+
 def test_an_old_iterator_is_refused() -> None:
     loader = make()
     old = iter(loader)
@@ -396,6 +406,11 @@ def test_identity_is_declared_or_called_unverified() -> None:
     assert (make().dataset_id, make().verified) == ("unverified:Drawing:22", False)
     assert make(dataset_id="mine").verified
 
+    class Größe(Plain):
+        pass
+
+    assert make(dataset=Größe(22)).dataset_id == r"unverified:Gr\xf6\xdfe:22"
+
 
 def test_default_seed_is_torchs_and_several_replicas_need_one() -> None:
     torch.manual_seed(123)
@@ -431,8 +446,9 @@ def test_a_worker_init_fn_finds_the_users_dataset() -> None:
 
 
 def test_spawned_workers_work_too() -> None:
-    spawned = DurableLoader(Plain(9), 4, seed=5, num_workers=1, multiprocessing_context="spawn")
-    assert [b.tolist() for b in spawned] == [b.tolist() for b in DurableLoader(Plain(9), 4, seed=5)]
+    """Also for a dataset that says itself how it is pickled."""
+    spawned = DurableLoader(Pickled(9), 4, seed=5, num_workers=1, multiprocessing_context="spawn")
+    assert [b.tolist() for b in spawned] == [b.tolist() for b in DurableLoader(Pickled(9), 4, seed=5)]
 
 
 @pytest.mark.parametrize(

@@ -171,3 +171,25 @@ class Cursor:
         if not isinstance(value, dict):
             raise FormatError("cursor", f"not an object: {value!r}")
         return cls.from_dict(value)
+
+
+def identity(data: Any, declared: str | None = None) -> tuple[str, bool]:
+    """(dataset id, whether it stands for the content): declared, the dataset's own, or unverified."""
+    own = declared if declared is not None else getattr(data, "dataset_id", None)
+    if own is not None:
+        return str(own), True
+    size = length(data)
+    return f"unverified:{class_name(data)}:{'unsized' if size is None else size}", False
+
+
+def class_name(item: Any) -> str:
+    """The name of its class as an id may hold it: ASCII and short."""
+    return type(item).__name__.encode("ascii", "backslashreplace").decode()[:128]
+
+
+def length(item: Any) -> int | None:
+    """``len(item)``, or None for what has no length, or only seems to have one."""
+    try:
+        return len(item)
+    except (TypeError, NotImplementedError):
+        return None

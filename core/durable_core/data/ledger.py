@@ -58,6 +58,7 @@ class Ledger:
 
     def __init__(self, cursor: Cursor, state: Any = None) -> None:
         self._cursor = cursor
+        self._consumed = cursor.consumed_samples
         self._state = state
         self._handed = self._due = self._floor = (cursor.epoch, cursor.batch)
         self._outstanding: deque[Tag] = deque()
@@ -71,7 +72,7 @@ class Ledger:
     def cursor(self) -> Cursor:
         """The position a restart would go on from: after everything acknowledged."""
         epoch, batch = self.position
-        return dataclasses.replace(self._cursor, epoch=epoch, batch=batch)
+        return dataclasses.replace(self._cursor, epoch=epoch, batch=batch, consumed_samples=self._consumed)
 
     @property
     def state(self) -> Any:
@@ -165,8 +166,7 @@ class Ledger:
         self._due = _after(tag)
         self._state = None if tag.last else tag.state
         self._acknowledged += 1
-        consumed = self._cursor.consumed_samples + tag.samples
-        self._cursor = dataclasses.replace(self._cursor, consumed_samples=consumed)
+        self._consumed += tag.samples
 
     def _settle_departure(self) -> None:
         if self._leaving:

@@ -122,8 +122,10 @@ def make_order(name: str, size: int, *, dataset_id: str, seed: int, source: str 
 def wrapped_ids(order: Order, epoch: int, start: int, stop: int) -> tuple[int, ...]:
     """Ids at positions [start, stop), start < 2 * size, where position ``size`` is position 0 again."""
     size = order.size
-    inside = order.ids(epoch, min(start, size), min(stop, size)).tolist()
-    beyond = order.ids(epoch, max(start - size, 0), max(stop - size, 0)).tolist()
+    if stop <= size:
+        return tuple(order.ids(epoch, start, stop).tolist())
+    inside = order.ids(epoch, min(start, size), size).tolist()
+    beyond = order.ids(epoch, max(start - size, 0), stop - size).tolist()
     return (*inside, *beyond)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import FormatError, UsageError
-from .cursor import Cursor, Layout, Remainder
+from .cursor import Cursor, Layout, Remainder, identity
 from .order import FULL_PERMUTATION, SEQUENTIAL, make_order, wrapped_ids
 
 
@@ -46,11 +46,9 @@ class DurableSampler:
         self._layout = Layout(size, batch_size * replicas, remainder)
         self._layout.check_shares(replicas)
         name = FULL_PERMUTATION if shuffle else SEQUENTIAL
-        own = getattr(data, "dataset_id", None) if dataset_id is None else dataset_id
-        kind = "data" if isinstance(data, int) else type(data).__name__
-        identity = str(own) if own is not None else f"unverified:{kind}:{size}"
-        self._cursor = Cursor(identity, name, seed, 0, 0, size, batch_size * replicas, remainder)
-        self._order = make_order(name, size, dataset_id=identity, seed=seed)
+        dataset_id = identity(range(size) if isinstance(data, int) else data, dataset_id)[0]
+        self._cursor = Cursor(dataset_id, name, seed, 0, 0, size, batch_size * replicas, remainder)
+        self._order = make_order(name, size, dataset_id=dataset_id, seed=seed)
         self._replica, self._replicas = replica, replicas
         self.batched = batched
         self.batch_size = batch_size

@@ -69,19 +69,23 @@ class MapFetcher(Dataset[Any]):
                 seed_streams(seeds.fetch(ticket.epoch, ticket.batch, ticket.part), generator)
             items: Sequence[Any] = dataset.__getitems__(list(ticket.ids))
             return items
+        if seeds is None:
+            return [dataset[index] for index in ticket.ids]
         samples = []
         for index in ticket.ids:
-            if seeds is not None:
-                seed_streams(seeds.sample(ticket.epoch, index), generator)
+            seed_streams(seeds.sample(ticket.epoch, index), generator)
             samples.append(dataset[index])
         return samples
 
     def __len__(self) -> int:
         return len(self._dataset)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MapFetcher, (self._dataset, self._seeds)
+
     # A worker_init_fn finds this object in get_worker_info().dataset and opens files on it.
     def __getattr__(self, name: str) -> Any:
-        if name in MapFetcher._OWN:  # not yet set: being unpickled
+        if name in MapFetcher._OWN or name.startswith("__"):  # protocols are answered by this class alone
             raise AttributeError(name)
         return getattr(self._dataset, name)
 

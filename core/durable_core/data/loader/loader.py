@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +13,11 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, defau
 
 from ...errors import FormatError, OrderError, SpecMismatchError, UnsupportedError, UsageError
 from ...types import Promise
-from ..cursor import Cursor, Remainder
-from ..ledger import Ledger, LedgerRow, Tag
+from ..cursor import Cursor, Remainder, identity
+from ..ledger import Ledger, LedgerRow
 from ..rng import preserved_streams
 from . import adopt
+from .passes import Pass, PassIterator
 from .plan import Plan, Settings, make_plan, make_source
 from .sources import Source
 
@@ -91,7 +91,7 @@ class DurableLoader:
         if not in_order:
             raise UnsupportedError("in_order=False keeps no order", hint="leave in_order=True")
         streaming = isinstance(dataset, IterableDataset)
-        identity, self.verified = _identity(dataset, dataset_id)
+        dataset_id, self.verified = identity(dataset, dataset_id)
         whole = default_convert if streaming and batch_size is None else default_collate
         self._settings = Settings(
             dataset=dataset,
@@ -101,7 +101,7 @@ class DurableLoader:
             replica=replica,
             replicas=replicas,
             remainder=remainder or ("drop" if drop_last else "short"),
-            dataset_id=identity,
+            dataset_id=dataset_id,
             sampler=sampler,
             promise=Promise(promise),
             transform_version=transform_version,
@@ -118,7 +118,7 @@ class DurableLoader:
             },
         )
         self._source: Source | None = None
-        self._pass: _Pass | None = None
+        self._pass: Pass | None = None
         self._begun = False
         self._plan: Plan = make_plan(self._settings)
         self._ledger = Ledger(self._plan.start)
@@ -251,8 +251,8 @@ class DurableLoader:
             self._source = make_source(self._settings, self._plan, self.seed)
         self._begun = True
         start, state = self._next_start()
-        self._pass = _Pass(start, state, self._source.open(*start, state))
-        return _PassIterator(self, self._pass)
+        self._pass = Pass(start, state, self._source.open(*start, state))
+        return PassIterator(self._next, self._pass)
 
     def _next_start(self) -> tuple[tuple[int, int], Any]:
         """Where the pass after this one begins, and the source's state there; tells the ledger."""
@@ -279,7 +279,7 @@ class DurableLoader:
     def set_epoch(self, epoch: int) -> None:
         """Nothing: the epoch is part of the cursor. (Trainers call this out of habit.)"""
 
-    def _next(self, current: _Pass) -> Any:
+    def _next(self, current: Pass) -> Any:
         if current is not self._pass:
             raise UsageError("a newer iterator of this loader has replaced this one")
         if current.ended:
@@ -386,37 +386,3 @@ class DurableLoader:
     def _check_not_begun(self, what: str) -> None:
         if self._begun:
             raise UsageError(f"{what}() after iteration has begun", hint="call it before the first iter()")
-
-
-@dataclass
-class _Pass:
-    """One pass over (the rest of) an epoch, as the loader remembers it."""
-
-    start: tuple[int, int]
-    state: Any
-    batches: Iterator[tuple[Tag, Any]]
-    ended: bool = False
-    fetching: bool = False  # still true after a fetch that raised
-
-    def close(self) -> None:
-        """Stop reading ahead; workers that do not persist end."""
-        self.batches = iter(())
-
-
-class _PassIterator(Iterator[Any]):
-    """What ``iter()`` gives. The loader does not hold it: a cycle would keep workers till a collection."""
-
-    def __init__(self, loader: DurableLoader, current: _Pass) -> None:
-        self._loader, self._current = loader, current
-
-    def __next__(self) -> Any:
-        return self._loader._next(self._current)
-
-
-def _identity(dataset: Any, declared: str | None) -> tuple[str, bool]:
-    """(dataset id, whether it stands for the content)."""
-    own = declared if declared is not None else getattr(dataset, "dataset_id", None)
-    if own is not None:
-        return str(own), True
-    length = len(dataset) if hasattr(dataset, "__len__") else "unsized"
-    return f"unverified:{type(dataset).__name__}:{length}", False

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from ...errors import UnsupportedError, UsageError
 from ...types import Promise
-from ..cursor import Cursor, Layout, Remainder
+from ..cursor import Cursor, Layout, Remainder, class_name, length
 from ..order import FULL_PERMUTATION, SEQUENTIAL, make_order
 from ..rng import SampleSeeds
 from .adopt import check_sampler, check_stream
@@ -113,18 +113,18 @@ def _sampler_plan(settings: Settings) -> Plan:
     guarantees = check_sampler(
         sampler, settings.dataset, replicas=settings.replicas, promise=settings.promise
     )
-    batches = len(sampler) if hasattr(sampler, "__len__") else None
+    batches = length(sampler)
     if batches is not None and settings.batch_size is not None:
         up = 0 if settings.remainder == "drop" else settings.batch_size - 1
         batches = (batches + up) // settings.batch_size
-    start = _start(settings, f"{SAMPLER}:{type(sampler).__name__}", _length(settings.dataset))
+    start = _start(settings, f"{SAMPLER}:{class_name(sampler)}", length(settings.dataset))
     return Plan(start, batches, None, guarantees)
 
 
 def _map_layout(settings: Settings) -> Layout:
     if settings.batch_size is None:
         raise UnsupportedError("batch_size=None needs an iterable dataset", hint="pass batch_size")
-    size = _length(settings.dataset)
+    size = length(settings.dataset)
     if size is None:
         raise UnsupportedError(
             f"{type(settings.dataset).__name__} has no length, so it has no order",
@@ -157,7 +157,3 @@ def _seed(settings: Settings) -> int:
             hint="pass seed=",
         )
     return torch.initial_seed()  # reads, draws nothing
-
-
-def _length(dataset: Any) -> int | None:
-    return len(dataset) if hasattr(dataset, "__len__") else None
