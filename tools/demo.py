@@ -42,10 +42,12 @@ class Outcome:
     name: str
     kills: list[str] = field(default_factory=list)
     steps_lost: list[int] = field(default_factory=list)
+    restore_s: list[float] = field(default_factory=list)
     back_s: list[float] = field(default_factory=list)
     checkpoints: int = 0
     bytes: int = 0
     damaged: str = ""
+    found: bool | None = None  # whether the damage was; None: there was none
     audit: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
 
@@ -71,7 +73,7 @@ class Run:
         commit until it is killed from outside.
         """
         environ = {**os.environ, "DURABLE_TEST_CRASH": crash, "PYTHONWARNINGS": "ignore"}
-        started, before = time.monotonic(), self.committed_step()
+        started, before, waiting = time.monotonic(), self.committed_step(), True
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 self._command, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
@@ -80,8 +82,10 @@ class Run:
         self._lives += 1
         try:
             while process.poll() is None:
-                if self.outcome.kills and len(self.outcome.back_s) < self._lives - 1 and self._trained():
+                if self.outcome.kills and waiting and self._trained():
                     self.outcome.back_s.append(time.monotonic() - started)
+                    self.outcome.restore_s.append(time.time() - self._claimed_at())
+                    waiting = False
                 if kill_after is not None and self.committed_step() > before:
                     time.sleep(kill_after)
                     process.kill()
@@ -112,12 +116,16 @@ class Run:
 
     def committed_step(self) -> int:
         """The step of the newest commit in the journal; -1 when there is none."""
-        step = -1
-        for path in sorted((self.root / "journal").glob("*.json")):
-            record = json.loads(path.read_bytes())
-            if record["kind"] == "checkpoint.committed":
-                step = max(step, int(record["payload"]["step"]))
-        return step
+        commits = self._records("checkpoint.committed")
+        return max((int(record["payload"]["step"]) for record in commits), default=-1)
+
+    def _claimed_at(self) -> float:
+        """When the present life claimed its generation, seconds since the epoch."""
+        return float(self._records("generation.started")[-1]["time"])
+
+    def _records(self, kind: str) -> list[dict[str, Any]]:
+        records = [json.loads(path.read_bytes()) for path in sorted((self.root / "journal").glob("*.json"))]
+        return [record for record in records if record["kind"] == kind]
 
     def newest_shards(self) -> list[Path]:
         newest = max(p for p in (self.root / "checkpoints").iterdir() if (p / "manifest.json").exists())
@@ -184,9 +192,12 @@ def damaged(run: Run, damage: Callable[[Path, random.Random], str], chance: rand
     run.live(crash="K15:4")
     shard = chance.choice(run.newest_shards())
     run.died("K15")
-    before = run.committed_step()
-    run.outcome.damaged = f"{damage(shard, chance)} in the checkpoint of step {before}"
-    return run.finish()
+    harmed = run.committed_step()
+    run.outcome.damaged = f"{damage(shard, chance)} in the checkpoint of step {harmed}"
+    outcome = run.finish()
+    listed = durable("ls", run.root)["checkpoints"]
+    outcome.found = [entry["step"] for entry in listed if entry["state"] == "corrupt"] == [harmed]
+    return outcome
 
 
 def flip(path: Path, chance: random.Random) -> str:
@@ -213,38 +224,54 @@ def same(outcome: Outcome, reference: Outcome) -> bool:
 
 
 def exact(outcome: Outcome) -> bool:
-    return (outcome.audit["repeated"], outcome.audit["skipped"]) == (0, 0)
+    """No sample twice, none left out, and no damage that went unnoticed."""
+    return outcome.audit["repeated"] == outcome.audit["skipped"] == 0 and outcome.found is not False
+
+
+def spread(seconds: list[float]) -> str:
+    return f"{min(seconds):.1f} to {max(seconds):.1f}" if seconds else "-"
+
+
+def verdict(outcome: Outcome, reference: Outcome) -> str:
+    if outcome is reference:
+        return "reference"
+    return "[green]yes[/]" if same(outcome, reference) else "[red]NO[/]"
 
 
 def show(outcomes: list[Outcome], console: Console) -> None:
     reference = outcomes[0]
     table = Table(title="One training run, told four times", title_justify="left")
     columns = (
-        "history", "kills", "steps lost per kill", "back in training (s)", "bytes written",
-        "samples", "repeated / skipped", "weights (sha256)", "final weights identical",
+        "history", "kills", "steps lost per kill", "restore (s)", "start (s)", "MB written",
+        "samples", "repeated", "skipped", "weights", "identical",
     )  # fmt: skip
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=column != "steps lost per kill")
     for outcome in outcomes:
-        back = outcome.back_s
         table.add_row(
             outcome.name,
             str(len(outcome.kills)),
             " ".join(map(str, outcome.steps_lost)) or "-",
-            f"{min(back):.1f} to {max(back):.1f}" if back else "-",
-            f"{outcome.bytes:,}",
+            spread(outcome.restore_s),
+            spread(outcome.back_s),
+            f"{outcome.bytes / 1e6:.1f}",
             f"{outcome.audit['samples']:,}",
-            f"{outcome.audit['repeated']} / {outcome.audit['skipped']}",
-            outcome.result["weights"][:16],
-            "[green]yes[/]" if same(outcome, reference) else "[red]no[/]",
+            f"{outcome.audit['repeated']}",
+            f"{outcome.audit['skipped']}",
+            outcome.result["weights"][:12],
+            verdict(outcome, reference),
         )
     console.print(table)
     for outcome in outcomes:
         if outcome.damaged:
-            console.print(f"{outcome.name}: {outcome.damaged}")
+            found = "found" if outcome.found else "NOT FOUND"
+            console.print(f"{outcome.name}: {outcome.damaged}; {found}")
         if outcome.kills:
             console.print(f"{outcome.name}: killed at {', '.join(outcome.kills)}")
-    console.print("Back in training: from starting the process to its first new step, imports included.")
+    console.print(
+        "restore: from claiming the run to its first new step; start: from starting the process.\n"
+        "identical: every bit of the final weights and of the optimizer, and the counts of steps and samples."
+    )
 
 
 def main() -> int:
@@ -278,8 +305,8 @@ def main() -> int:
     show(outcomes, console)
     good = all(same(outcome, outcomes[0]) and exact(outcome) for outcome in outcomes)
     took = time.monotonic() - started
-    verdict = "All histories are the same run." if good else "NOT the same run."
-    console.print(f"Took {took:.0f} s. {verdict}")
+    conclusion = "All histories are the same run." if good else "NOT the same run."
+    console.print(f"Took {took:.0f} s. {conclusion}")
     if args.json:
         report = {"seconds": took, "good": good, "histories": [asdict(outcome) for outcome in outcomes]}
         args.json.write_text(json.dumps(report, indent=2) + "\n")
