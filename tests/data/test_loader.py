@@ -234,6 +234,30 @@ def test_a_look_at_the_first_batch_costs_nothing() -> None:
     iter(loader)
     assert train(loader) + train(loader) == whole
     assert not any(row.abandoned for row in loader.rows_since(0))
+    single = make(batch_size=22)
+    assert next(iter(single)) == next(iter(single))  # even if that is all there is
+
+
+def test_the_last_batch_fetched_ahead_and_never_trained_is_not_mistaken_for_the_next() -> None:
+    whole = epochs(2)
+    loader = make()
+    assert train(loader, 5, ahead=1) == whole[:5]  # the sixth is the last; the trainer stops before it
+    assert loader.cursor.batch == 5
+    assert train(loader, 1) == whole[6:7]
+    rows = [(row.epoch, row.batch, row.abandoned) for row in loader.rows_since(0)]
+    assert rows[5:] == [(0, 5, True), (1, 0, False)]
+    again = make()
+    again.load_state_dict(loader.state_dict())
+    assert train(again) == whole[7:]
+
+
+def test_steps_may_straddle_epochs_whose_end_was_seen() -> None:
+    loader = make()
+    batches = [batch for _ in range(2) for batch in loader]
+    for step in range(3):
+        loader.acknowledge(4, step=step + 1)
+    assert [row.ids.tolist() for row in loader.rows_since(0)] == [[s[0] for s in b] for b in batches]
+    assert (loader.cursor.epoch, loader.cursor.batch, loader.outstanding) == (2, 0, 0)
 
 
 def test_without_anyone_acknowledging_epochs_still_follow_one_another() -> None:

@@ -34,8 +34,9 @@ class DurableLoader:
       per batch before ``collate_fn``, so augmentation repeats exactly. The streams of the training
       process itself are left as they were.
     * ``iter()`` begins the next epoch, also when the last one was left early (``break``, a limit on
-      batches); but the same epoch again when nothing of it was acknowledged and it was not finished
-      (a look at the first batch costs nothing).
+      batches); but the same epoch again when nothing of it was acknowledged and its end was not seen
+      (a look at the first batch costs nothing). Batches of an epoch left early that were handed over
+      and not acknowledged count as never trained; after an end that was seen, as trained by a step to come.
     * It is no ``DataLoader`` on purpose: frameworks rebuild those, and leave this alone.
 
     Batches handed over and never acknowledged are remembered (about 0.4 KB each).
@@ -217,11 +218,11 @@ class DurableLoader:
         """The trainer leaves the epoch here: the cursor moves to the next one.
 
         Only needed where a trainer stops an epoch early and may save before it calls ``iter()``
-        again; without effect at an epoch's beginning or when the pass ran to its end.
+        again; without effect when everything of the epoch was acknowledged, or nothing. Batches handed
+        over are acknowledgeable until the next epoch hands one over.
         """
-        ended = self._pass is not None and self._pass.ended
         epoch, batch = self._ledger.position
-        if batch and not ended:
+        if batch:
             if self._pass is not None:
                 self._pass.close()
                 self._pass = None
@@ -260,14 +261,14 @@ class DurableLoader:
         if last is None:
             return self._ledger.position, self._ledger.state
         last.close()
-        if not last.ended and self._ledger.position <= last.start:
+        epoch = last.start[0] + 1
+        if last.exhausted:  # who saw the end has used all of it, and may still step with the last batches
+            self._ledger.follow(epoch)
+        elif self._ledger.position > last.start:
+            self._ledger.leave(epoch)
+        else:
             self._ledger.rewind(*last.start)
             return last.start, last.state
-        epoch = last.start[0] + 1
-        if last.ended:
-            self._ledger.follow(epoch)
-        else:
-            self._ledger.leave(epoch)
         return (epoch, 0), None
 
     def __len__(self) -> int:
@@ -283,6 +284,7 @@ class DurableLoader:
         if current is not self._pass:
             raise UsageError("a newer iterator of this loader has replaced this one")
         if current.ended:
+            current.exhausted = True
             current.close()
             raise StopIteration
         for hook in tuple(self.before_next):
@@ -297,7 +299,7 @@ class DurableLoader:
             delivered = next(current.batches, None)
         current.fetching = False
         if delivered is None:
-            current.ended = True
+            current.ended = current.exhausted = True
             self._ledger.end_pass()
             raise StopIteration
         tag, content = delivered

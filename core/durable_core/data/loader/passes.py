@@ -16,7 +16,8 @@ class Pass:
     start: tuple[int, int]
     state: Any
     batches: Iterator[tuple[Tag, Any]]
-    ended: bool = False
+    ended: bool = False  # there are no more batches
+    exhausted: bool = False  # and the consumer was told so
     fetching: bool = False  # still true after a fetch that raised
 
     def close(self) -> None:
