@@ -163,7 +163,7 @@ def test_a_finished_run_is_opened_for_reading(tmp_path: Path) -> None:
     assert (again.completed, again.generation) == (True, 1)
     check(2, again.load().state)
     again.confirm()
-    with pytest.raises(errors.UsageError, match="read-only"):
+    with pytest.raises(errors.UsageError, match="reading only"):
         again.save(state_at(3), {}, step=3)
     again.close()
 

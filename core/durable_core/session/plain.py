@@ -109,7 +109,8 @@ class DurableSession:
                 self._loader.load_state_dict(whole_position(loaded.cursor, loaded.role))
             self._step = loaded.step
             self.run.confirm()
-            self._prepare()
+            if not self.run.completed:
+                self._prepare()
             rng.restore(loaded.role["rng"])
         if threading.current_thread() is threading.main_thread():
             self._previous_handler = signal.signal(signal.SIGTERM, self._on_term)

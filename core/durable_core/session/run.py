@@ -332,12 +332,14 @@ class Run:
             self._heartbeat = None
 
     def _active(self) -> Saver:
-        if self._saver is None:
+        if self._saver is not None:
+            return self._saver
+        if self.completed:
             raise UsageError(
-                "this run is not open for writing",
-                hint="confirm() comes before saving; a completed run is read-only",
+                f"run {self.run_id} has succeeded, and is open for reading only",
+                hint="to go on with it, start it with a spec of a larger target",
             )
-        return self._saver
+        raise UsageError("this run is not open for writing", hint="confirm() comes before saving")
 
     def _rows(self) -> list[dict[str, Any]]:
         return [dict(vars(row)) for row in self._window.rows]
