@@ -47,11 +47,15 @@ def slice_json(info: SliceInfo) -> dict[str, Json]:
 def read_slice(fields: Fields) -> SliceInfo:
     """Checks dtype, bounds and byte count; leaves further fields for the caller."""
     piece = SliceKey(fields.text("key"), fields.lengths("offsets"), fields.lengths("shape"))
-    return read_slice_of(fields, piece, fields.text("dtype"), fields.lengths("global_shape"))
+    info = read_slice_of(fields, piece, fields.text("dtype"), fields.lengths("global_shape"))
+    if fault := slice_fault(info):
+        fields.fail(fault)
+    return info
 
 
 def read_slice_of(fields: Fields, piece: SliceKey, dtype: str, global_shape: tuple[int, ...]) -> SliceInfo:
-    info = SliceInfo(
+    """The rest of a slice whose place is known; whether it can be is for ``slice_fault`` to say."""
+    return SliceInfo(
         piece,
         dtype,
         global_shape,
@@ -59,9 +63,6 @@ def read_slice_of(fields: Fields, piece: SliceKey, dtype: str, global_shape: tup
         fields.matching("xxh3", digests.XXH3),
         fields.matching("crc32c", digests.CRC32C),
     )
-    if fault := slice_fault(info):
-        fields.fail(fault)
-    return info
 
 
 def slice_fault(info: SliceInfo) -> str:
