@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -259,51 +261,29 @@ class TierContract:
 def _race(calls: list[Callable[[], bool]]) -> list[bool]:
     """Run all at once, each in a thread; their results. What one raises comes through."""
     barrier = threading.Barrier(len(calls))
-    results: list[bool | BaseException | None] = [None] * len(calls)
 
-    def run(i: int) -> None:
+    def run(call: Callable[[], bool]) -> bool:
         barrier.wait()
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(run, call) for call in calls]]
+
+
+@contextmanager
+def _reading(look: Callable[[], None]) -> Iterator[None]:
+    """Call ``look`` over and over in another thread, and once at the end; what it raises comes through."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            look()
+        look()
+
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(run)
         try:
-            results[i] = calls[i]()
-        except BaseException as error:  # noqa: BLE001 - handed to the test's own thread below
-            results[i] = error
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    outcomes: list[bool] = []
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-        assert isinstance(result, bool)
-        outcomes.append(result)
-    return outcomes
-
-
-class _reading:
-    """``with _reading(look):`` calls ``look`` over and over in another thread, once at the end at least."""
-
-    def __init__(self, look: Callable[[], None]) -> None:
-        self._look = look
-        self._stop = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                self._look()
-            self._look()
-        except BaseException as error:  # noqa: BLE001 - raised again by __exit__
-            self._error = error
+            yield
+        finally:
+            stop.set()
+        reader.result()
