@@ -6,10 +6,11 @@ an adversary); sha256 names documents and records.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
+from collections.abc import Callable
 
-import crc32c as _crc32c
 import xxhash
 
 Buffer = bytes | bytearray | memoryview
@@ -31,7 +32,15 @@ def xxh3(data: Buffer) -> str:
 
 def crc32c(data: Buffer) -> str:
     """CRC-32C (Castagnoli) as 8 hex digits."""
-    return f"{_crc32c.crc32c(data):08x}"
+    return f"{_crc32c()(data, 0):08x}"
+
+
+@functools.cache
+def _crc32c() -> Callable[[Buffer, int], int]:
+    """Imported late: it reads package metadata, which would double the start of a command line."""
+    import crc32c
+
+    return crc32c.crc32c
 
 
 class SliceHasher:
@@ -43,7 +52,7 @@ class SliceHasher:
 
     def update(self, part: Buffer) -> None:
         self._xxh3.update(part)
-        self._crc32c = _crc32c.crc32c(part, self._crc32c)
+        self._crc32c = _crc32c()(part, self._crc32c)
 
     @property
     def xxh3(self) -> str:
