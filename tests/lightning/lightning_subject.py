@@ -16,7 +16,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +170,7 @@ class PlateauEpoch(Plain):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.3)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.9)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {
@@ -220,7 +220,16 @@ class Manual(Plain):
         ]
 
 
-MODULES = {kind.__name__: kind for kind in (Plain, PlateauEpoch, PlateauStep, Estimated, Manual)}
+class Parametrised(Plain):
+    """Hyper-parameters of which one is a function: nothing that could be stored."""
+
+    def __init__(self, case: Case, notes: Notes, act: Callable[[Tensor], Tensor] = torch.relu, width: int = 3) -> None:
+        super().__init__(case, notes)
+        self.save_hyperparameters("act", "width")
+
+
+_KINDS = (Plain, PlateauEpoch, PlateauStep, Estimated, Manual, Parametrised)
+MODULES = {kind.__name__: kind for kind in _KINDS}
 
 
 class Loaders(L.LightningDataModule):
@@ -254,31 +263,33 @@ def extra_callbacks(case: Case, home: Path) -> list[L.Callback]:
             enable_version_counter=False,
         ),
         "early_stopping": lambda: callbacks.EarlyStopping("train_loss_epoch", patience=0, min_delta=10.0),
+        "on_exception": lambda: callbacks.OnExceptionCheckpoint(home),
         "lr_monitor": lambda: callbacks.LearningRateMonitor("step"),
     }
     return [made[name]() for name in case.extra]
 
 
 def fit(
-    case: Case, home: Path, strike: Strike | None = None, log: str = "log", **changes: Any
+    case: Case, home: Path, strike: Strike | None = None, log: str = "log", loader: Any = None, **changes: Any
 ) -> tuple[L.Trainer, Any]:
     """One life. Lines go to ``home/log``; the run lives in ``home/run``."""
     notes = Notes(home / log, strike or (lambda notes, what: None))
     L.seed_everything(case.seed, workers=False, verbose=False)
     module = MODULES[case.kind](case, notes)
-    durable = DurableCheckpoint(home / "run", **{"every_n_train_steps": case.every, **case.durable})
+    told = {"every_n_train_steps": case.every, "backlog": "delay", **case.durable}  # no snapshot is skipped
+    durable = DurableCheckpoint(home / "run", **told)
     settings: dict[str, Any] = {
         "max_epochs": case.epochs, "accumulate_grad_batches": case.accumulate, "devices": 1,
         "accelerator": "cpu",
         "logger": False, "enable_progress_bar": False,
-        "enable_checkpointing": "model_checkpoint" in case.extra,
+        "enable_checkpointing": bool({"model_checkpoint", "on_exception"} & set(case.extra)),
         "enable_model_summary": False, "default_root_dir": home,
     }  # fmt: skip
     notes.durable = durable
     callbacks = [durable, notes, *extra_callbacks(case, home)]
     trainer = L.Trainer(**{**settings, **case.trainer, **changes}, callbacks=callbacks)
     if case.loader_from == "fit":
-        trainer.fit(module, train_loader(case))
+        trainer.fit(module, train_loader(case) if loader is None else loader)
     elif case.loader_from == "datamodule":
         trainer.fit(module, datamodule=Loaders(case))
     else:
@@ -305,9 +316,10 @@ def start(home: Path, action: Callable[[], Any]) -> int:
         code = 1
         try:
             os.setsid()
+            signal.alarm(180)  # a hang ends as a failure
             out = os.open(home / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
+            sys.stdout = sys.stderr = os.fdopen(out, "w", buffering=1)
+            warnings.showwarning = lambda message, kind, *_: print(f"{kind.__name__}: {message}", file=sys.stderr)
             torch.set_num_threads(1)  # a forked child must start no thread pool its parent already had
             warnings.simplefilter("default")
             action()
@@ -317,7 +329,6 @@ def start(home: Path, action: Callable[[], Any]) -> int:
         finally:
             if sys.exc_info()[1] is not None:
                 traceback.print_exc()
-            sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
     return pid
@@ -358,7 +369,3 @@ def at_line(what: str, number: int, act: Callable[[], None] = kill_self, *, sett
 def lines(home: Path, what: str | None = None, log: str = "log") -> list[Line]:
     found = [json.loads(line) for line in (home / log).read_text().splitlines()]
     return [line for line in found if what is None or line["what"] == what]
-
-
-def without(case: Case, **changes: Any) -> Case:
-    return replace(case, **changes)
