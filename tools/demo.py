@@ -119,6 +119,11 @@ class Run:
         commits = self._records("checkpoint.committed")
         return max((int(record["payload"]["step"]) for record in commits), default=-1)
 
+    def corrupt_steps(self) -> list[int]:
+        """The steps of the checkpoints that the run itself found damaged, and put down in the journal."""
+        steps = {r["payload"]["c"]: r["payload"]["step"] for r in self._records("checkpoint.committed")}
+        return [steps[record["payload"]["c"]] for record in self._records("checkpoint.corrupt")]
+
     def _claimed_at(self) -> float:
         """When the present life claimed its generation, seconds since the epoch."""
         return float(self._records("generation.started")[-1]["time"])
@@ -195,8 +200,7 @@ def damaged(run: Run, damage: Callable[[Path, random.Random], str], chance: rand
     harmed = run.committed_step()
     run.outcome.damaged = f"{damage(shard, chance)} in the checkpoint of step {harmed}"
     outcome = run.finish()
-    listed = durable("ls", run.root)["checkpoints"]
-    outcome.found = [entry["step"] for entry in listed if entry["state"] == "corrupt"] == [harmed]
+    outcome.found = run.corrupt_steps() == [harmed]
     return outcome
 
 
@@ -229,7 +233,8 @@ def exact(outcome: Outcome) -> bool:
 
 
 def spread(seconds: list[float]) -> str:
-    return f"{min(seconds):.1f} to {max(seconds):.1f}" if seconds else "-"
+    ends = sorted({f"{min(seconds):.1f}", f"{max(seconds):.1f}"}, key=float) if seconds else ["-"]
+    return " to ".join(ends)
 
 
 def verdict(outcome: Outcome, reference: Outcome) -> str:
@@ -239,39 +244,31 @@ def verdict(outcome: Outcome, reference: Outcome) -> str:
 
 
 def show(outcomes: list[Outcome], console: Console) -> None:
+    """One column per history, one row per figure."""
     reference = outcomes[0]
+    rows: dict[str, Callable[[Outcome], str]] = {
+        "SIGKILLs": lambda o: str(len(o.kills)),
+        "steps lost per kill": lambda o: " ".join(map(str, o.steps_lost)) or "-",
+        "restore, s": lambda o: spread(o.restore_s),
+        "process start to first step, s": lambda o: spread(o.back_s),
+        "MB written": lambda o: f"{o.bytes / 1e6:.1f}",
+        "damage found": lambda o: "-" if o.found is None else "yes" if o.found else "[red]NO[/]",
+        "samples": lambda o: f"{o.audit['samples']:,}",
+        "repeated / skipped": lambda o: f"{o.audit['repeated']} / {o.audit['skipped']}",
+        "final weights, sha256": lambda o: o.result["weights"][:16],
+        "optimizer state, sha256": lambda o: o.result["optimizer"][:16],
+        "final weights identical": lambda o: verdict(o, reference),
+    }
     table = Table(title="One training run, told four times", title_justify="left")
-    columns = (
-        "history", "kills", "steps lost per kill", "restore (s)", "start (s)", "MB written",
-        "samples", "repeated", "skipped", "weights", "identical",
-    )  # fmt: skip
-    for column in columns:
-        table.add_column(column, no_wrap=column != "steps lost per kill")
-    for outcome in outcomes:
-        table.add_row(
-            outcome.name,
-            str(len(outcome.kills)),
-            " ".join(map(str, outcome.steps_lost)) or "-",
-            spread(outcome.restore_s),
-            spread(outcome.back_s),
-            f"{outcome.bytes / 1e6:.1f}",
-            f"{outcome.audit['samples']:,}",
-            f"{outcome.audit['repeated']}",
-            f"{outcome.audit['skipped']}",
-            outcome.result["weights"][:12],
-            verdict(outcome, reference),
-        )
+    for column in ("", *(outcome.name for outcome in outcomes)):
+        table.add_column(column, no_wrap=True)
+    for label, figure in rows.items():
+        table.add_row(label, *map(figure, outcomes))
     console.print(table)
     for outcome in outcomes:
-        if outcome.damaged:
-            found = "found" if outcome.found else "NOT FOUND"
-            console.print(f"{outcome.name}: {outcome.damaged}; {found}")
         if outcome.kills:
-            console.print(f"{outcome.name}: killed at {', '.join(outcome.kills)}")
-    console.print(
-        "restore: from claiming the run to its first new step; start: from starting the process.\n"
-        "identical: every bit of the final weights and of the optimizer, and the counts of steps and samples."
-    )
+            console.print(f"{outcome.name}: killed at {', '.join(outcome.kills)}. {outcome.damaged}")
+    console.print("restore: from claiming the run to its first new step")
 
 
 def main() -> int:
@@ -287,7 +284,7 @@ def main() -> int:
     shutil.rmtree(args.base, ignore_errors=True)
     args.base.mkdir(parents=True)
     started = time.monotonic()
-    console = Console(width=max(110, Console().width))
+    console = Console(width=max(120, Console().width), highlight=False)
     console.print(f"Training {args.steps} steps, a checkpoint every {args.every}: a minute or three.")
 
     def run(name: str) -> Run:
