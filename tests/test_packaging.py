@@ -94,6 +94,25 @@ def test_the_readme_names_commands_that_exist() -> None:
     assert [command for command in named if not re.search(rf"^\s*{command}\b", done.stdout, re.M)] == []
 
 
+def test_the_plain_loop_of_the_readme_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (loop,) = [block for block in blocks if "DurableSession" in block]
+    given = (
+        "import torch\n"
+        "from torch.utils.data import TensorDataset\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "opt = torch.optim.AdamW(model.parameters())\n"
+        "class Rows(TensorDataset):\n"
+        "    def __getitem__(self, index): return super().__getitem__(index)[0]\n"
+        "dataset = Rows(torch.randn(96, 4))\n"
+    )
+    for _ in range(2):  # the second start resumes
+        script = f"import os; os.chdir({str(tmp_path)!r})\n{given}{loop}print(run.restored)"
+        done = python("-c", script)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() != "None"
+
+
 def test_make_targets_that_the_documents_name_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for document in ("README.md", "CONTRIBUTING.md", ".ci/run"):
