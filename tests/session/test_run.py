@@ -244,3 +244,14 @@ def test_replayed_steps_are_compared_with_their_first_execution(tmp_path: Path) 
     assert again.replayed == 2
     failures = [line.payload for line in open_run(tmp_path).state.failures]
     assert [line["signature"] for line in failures] == ["replay-mismatch"], seen
+
+
+def test_what_dead_writers_left_is_collected(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    half = tmp_path / "tmp" / "4194304-0-dead"
+    half.write_bytes(b"x" * 1000)
+    train(run, 1, 8)
+    run.close()
+    assert not half.exists()
+    kept = {path.name.split("-")[1] for path in (tmp_path / "checkpoints").iterdir()}
+    assert kept == {"c00000006", "c00000007", "c00000008"}  # not even empty directories of the others

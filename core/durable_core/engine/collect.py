@@ -33,7 +33,8 @@ def collect(
     *,
     budget: int = SWEEP_BUDGET,
 ) -> Collected:
-    """Retire what ``policy`` lets go of, then delete at most ``budget`` dead objects.
+    """Retire what ``policy`` lets go of, then delete at most ``budget`` dead objects, and what writers
+    that died left half written.
 
     Never raises for storage trouble or for another controller at work: collection can always be
     done later, and must not disturb what it collects for.
@@ -48,6 +49,7 @@ def collect(
         return Collected(view, epoch, problem=str(error))
     try:
         swept = performer.run(sweep(retirement.view, budget=budget))
+        performer.tier.collect_residue()
     except TierError as error:
         return Collected(retirement.view, retirement.epoch, retirement.retired, problem=str(error))
     problem = f"kept for unreadable manifests: {swept.kept_unread}" if swept.kept_unread else ""

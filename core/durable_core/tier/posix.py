@@ -115,6 +115,11 @@ class PosixTier(Tier):
         with mapped(f"delete {path}"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             self.before("unlink", path)
             path.unlink()
+        if path.parent.parent != self.root:
+            # The last object of a prefix takes its directory along. Whoever creates in it at this very
+            # moment finds it missing and makes it again (_name).
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
 
     def sync_tail(self, prefix: str) -> None:
         layout.check_prefix(prefix)
