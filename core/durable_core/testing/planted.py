@@ -244,7 +244,7 @@ PLANTS: tuple[Plant, ...] = (
         _BROKEN,
         100,
     ),
-    Plant(Subject("deletes before it journals the retirement", retire=_delete_first), _BROKEN, 100),
+    Plant(Subject("deletes before it journals the retirement", retire=_delete_first), _BROKEN, 1000),
     Plant(
         Subject("checks, then acts", wrap=lambda p, script: _changed(_look_then_put, p)),
         rf"{_LOST}|continues sha256",

@@ -72,7 +72,7 @@ class Trainer:
             yield from self.train()
         except FencedError as error:
             self.host.refused(self)
-            if not self.host.subject.upgrades_token:
+            if not self.host.subject.upgrades_token or self.job.newest is None:
                 return f"fenced: {error}"
             yield from self._train_on()
         except NoUsableCheckpoint as error:
@@ -397,6 +397,7 @@ class Sweeper:
 
     def run(self) -> Program[str]:
         view = yield from replay(self.host.subject.view)
-        while not (yield from self.host.subject.sweep(view, budget=5)).complete:
-            pass
-        return "finished"
+        for _ in range(200):
+            if (yield from self.host.subject.sweep(view, budget=5)).complete:
+                return "finished"
+        return "there is no end to it"

@@ -222,7 +222,8 @@ class World(Performing):
         violations = self.auditor.violations
         self.auditor = Auditor()
         while (data := self.store.get(layout.journal_key(self.truth.next_seq))) is not None:
-            self._fold(data)
+            if not self._fold(data):
+                break
         self.auditor.violations = violations + self.auditor.violations
         if list(self.store.keys(layout.JOURNAL))[self.truth.next_seq :]:
             self.complain("a power loss left a hole in the journal")
@@ -243,6 +244,7 @@ class World(Performing):
             self._finish(extends=True)
         self._add("sweeper", Sweeper(self))
         self._rest()
+        self.auditor.check_residue(self.store.keys(layout.CHECKPOINTS))
 
     def _rest(self) -> None:
         for _ in range(CALM):
@@ -302,23 +304,24 @@ class World(Performing):
             return
         self._fold(data)
 
-    def _fold(self, data: bytes) -> None:
+    def _fold(self, data: bytes) -> bool:
+        """Take in the next record; ``False`` when the journal cannot be followed any further."""
         record = decode(data, key=layout.journal_key(self.truth.next_seq))
         try:
             self.truth, _, verdict = absorb(self.truth, data)
         except JournalBrokenError as error:
             self.complain(str(error))
-            return
+            return False
         self.trace(
             f"  slot {record.seq}: {record.kind.value} g{record.generation} {record.launch_id} "
             f"{dict(record.payload) if 'c' in record.payload else ''} {verdict.reason}"
         )
         self.auditor.observe(record, verdict.effective)
+        return True
 
     def _audit(self) -> None:
         auditor = self.auditor
         auditor.check_store(self.store.get)
-        auditor.check_residue(self.store.keys(layout.CHECKPOINTS))
         for ack in self.acks:
             fact = auditor.facts.get(ack.c)
             if fact is None or fact.payload.get("manifest_digest") != ack.manifest_digest:
