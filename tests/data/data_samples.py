@@ -158,6 +158,7 @@ def interrupted(make: Callable[[], Any], stop: int, total: int, *, ahead: int = 
     first, taken = make(), []
     while len(taken) < stop:
         taken += train(first, stop - len(taken), ahead=ahead)
+    random.random(), np.random.rand(), torch.rand(1)  # another life begins with other global streams
     second = make()
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     while len(taken) < total:

@@ -28,7 +28,7 @@ class Trainer:
     declares: bool
 
     def run(self, loader: DurableLoader, step: int, kill_at: int) -> tuple[int, bool]:
-        """Train until ``kill_at`` batches were taken in this life, or to the end; (step, whether it ended)."""
+        """Train until ``kill_at`` batches were taken in this life, or to the end: (step, ended)."""
         taken = 0
         while loader.cursor.epoch < EPOCHS:
             done = loader.cursor.batch
