@@ -18,7 +18,7 @@ from durable_core.session.run import Loaded, Run
 from durable_core.session.status import Status
 from durable_core.session.world import World
 from durable_core.types import Promise
-from lightning_durable import hooks, state
+from lightning_durable import guard, hooks, state
 from lightning_durable.data import Data
 from lightning_durable.exits import FencedExit
 from lightning_durable.leaving import Leaving
@@ -110,7 +110,8 @@ class Fit:
         """Claim the run; when it has a history, read and verify what this generation restores."""
         options, world = self._options, self._world
         spec = options.spec or derive(self._trainer, self._module, options, world)
-        run = Run.open(options.root, world=world, settings=options.settings, spec=spec, external=external)
+        with guard.slurm_explained(external):
+            run = Run.open(options.root, world=world, settings=options.settings, spec=spec, external=external)
         self._run = run
         self._notices = Notices(run, self._trainer)
         replica, replicas = world.roles.index(world.role), len(world.roles)

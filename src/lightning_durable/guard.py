@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -76,6 +79,21 @@ def check_first_fit(root: str) -> None:
             f"a fit under {root} has already finished in this process; this one would be taken for it",
             hint='give each a key of its own, DurableCheckpoint(root, run_key="fold-1")',
         )
+
+
+@contextlib.contextmanager
+def slurm_explained(external: str | None) -> Iterator[None]:
+    """A refusal of Slurm's own checkpoint says where that file came from: nobody passed it."""
+    try:
+        yield
+    except UsageError as error:
+        if external is None or not Path(external).name.startswith("hpc_ckpt_"):
+            raise
+        raise UsageError(
+            error.message,
+            hint="Lightning's Slurm requeue wrote that file: remove it and set "
+            'SLURMEnvironment(auto_requeue=False), or resume="fork"',
+        ) from error
 
 
 def note_finished(root: str) -> None:

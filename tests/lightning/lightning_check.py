@@ -1,4 +1,4 @@
-"""Is a run that was killed the same run? Every life must be a stretch of the uninterrupted run, line for line."""
+"""Is a run that was killed the same run? Each life must be a stretch of the uninterrupted one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class References:
         if key not in self._known:
             home = self._home / f"reference-{len(self._known)}"
             home.mkdir()
-            assert run_life(case, home, "log", world, {}) == [0] * world, (home / "output").read_text()[-3000:]
+            assert run_life(case, home, "log", world, {}) == [0] * world, (home / "output").read_text()[
+                -3000:
+            ]
             self._known[key] = [lines(home, log=f"log{rank}") for rank in range(world)]
         return self._known[key]
 
@@ -55,7 +57,11 @@ def survives(
     expected = references.of(case, world)
     codes = []
     for number, (what, count) in enumerate(kills):
-        strike = at_line(what, count, settled=settled) if act is None else at_line(what, count, act, settled=settled)
+        strike = (
+            at_line(what, count, settled=settled)
+            if act is None
+            else at_line(what, count, act, settled=settled)
+        )
         codes.append(run_life(case, home, f"life{number}-", world, {victim: strike}))
         assert codes[-1][victim] != 0, "the life was to be killed"
     codes.append(run_life(case, home, f"life{len(kills)}-", world, {}))
@@ -72,14 +78,18 @@ def check_stretches(expected: list[Line], lives: Sequence[list[Line]]) -> None:
     for number, life_lines in enumerate(lives):
         starts = [k for k in range(reached + 1) if expected[k : k + len(life_lines)] == life_lines]
         if not starts:
-            raise AssertionError(f"life {number} is not the same run: {difference(expected[: reached + 1], life_lines)}")
+            raise AssertionError(
+                f"life {number} is not the same run: {difference(expected[: reached + 1], life_lines)}"
+            )
         reached = starts[-1] + len(life_lines)
     assert reached == len(expected), "the last life stopped short"
 
 
 def difference(expected: list[Line], found: list[Line]) -> str:
     for line in found:
-        twins = [other for other in expected if all(other.get(k) == line.get(k) for k in ("what", "at", "step"))]
+        twins = [
+            other for other in expected if all(other.get(k) == line.get(k) for k in ("what", "at", "step"))
+        ]
         if twins and line not in twins:
             return f"expected {twins[-1]}, found {line}"
     return f"begins with {found[:1]}"

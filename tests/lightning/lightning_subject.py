@@ -223,12 +223,22 @@ class Manual(Plain):
 class Parametrised(Plain):
     """Hyper-parameters of which one is a function: nothing that could be stored."""
 
-    def __init__(self, case: Case, notes: Notes, act: Callable[[Tensor], Tensor] = torch.relu, width: int = 3) -> None:
+    def __init__(
+        self, case: Case, notes: Notes, act: Callable[[Tensor], Tensor] = torch.relu, width: int = 3
+    ) -> None:
         super().__init__(case, notes)
         self.save_hyperparameters("act", "width")
 
 
-_KINDS = (Plain, PlateauEpoch, PlateauStep, Estimated, Manual, Parametrised)
+class Normed(Plain):
+    """With BatchNorm, whose statistics differ between the replicas."""
+
+    def __init__(self, case: Case, notes: Notes) -> None:
+        super().__init__(case, notes)
+        self.first = nn.Sequential(nn.Linear(WIDTH, 12), nn.BatchNorm1d(12))
+
+
+_KINDS = (Normed, Plain, PlateauEpoch, PlateauStep, Estimated, Manual, Parametrised)
 MODULES = {kind.__name__: kind for kind in _KINDS}
 
 
@@ -319,7 +329,9 @@ def start(home: Path, action: Callable[[], Any]) -> int:
             signal.alarm(180)  # a hang ends as a failure
             out = os.open(home / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             sys.stdout = sys.stderr = os.fdopen(out, "w", buffering=1)
-            warnings.showwarning = lambda message, kind, *_: print(f"{kind.__name__}: {message}", file=sys.stderr)
+            warnings.showwarning = lambda message, kind, *_: print(
+                f"{kind.__name__}: {message}", file=sys.stderr
+            )
             torch.set_num_threads(1)  # a forked child must start no thread pool its parent already had
             warnings.simplefilter("default")
             action()

@@ -72,9 +72,7 @@ def test_another_seed_changes_nothing(references: References, tmp_path: Path) ->
 
 def test_every_batch_of_two_epochs_can_be_the_last(references: References, tmp_path: Path) -> None:
     """SHAPE-09: a chain of lives, each killed in the batch after the one that it resumed at."""
-    case = Case(
-        "PlateauEpoch", every=1, epochs=2, samples=32, val=True, trainer={"val_check_interval": 4}
-    )
+    case = Case("PlateauEpoch", every=1, epochs=2, samples=32, val=True, trainer={"val_check_interval": 4})
     survives(references, tmp_path, case, [("batch", 2)] * 15)
 
 

@@ -1,4 +1,4 @@
-"""Traps measured in Lightning 2.6.6, each avoided with the callback. The names are those of the measurements."""
+"""Traps measured in Lightning 2.6.6, each avoided with the callback. E2, E3, … name the measurements."""
 
 from __future__ import annotations
 
@@ -189,4 +189,3 @@ def test_loggers_beside_it(references: References, tmp_path: Path) -> None:
     assert life(tmp_path, lambda: action(None, "two")) == 0, output(tmp_path)
     lives = [lines(tmp_path, log="one"), lines(tmp_path, log="two")]
     check_stretches(references.of(Case(every=5))[0], lives)
-
