@@ -51,7 +51,7 @@ class MapFetcher(Dataset[Any]):
     on the batch's composition, so they repeat at the same number of replicas only.
     """
 
-    _OWN = frozenset({"_dataset", "_seeds", "_batched", "_reading"})
+    _OWN = frozenset({"_dataset", "_seeds", "_batched"})
 
     def __init__(self, dataset: Any, seeds: SampleSeeds | None) -> None:
         self._dataset = dataset
@@ -79,9 +79,6 @@ class MapFetcher(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self._dataset)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return MapFetcher, (self._dataset, self._seeds)
 
     # A worker_init_fn finds this object in get_worker_info().dataset and opens files on it.
     def __getattr__(self, name: str) -> Any:

@@ -220,7 +220,7 @@ class StreamSource:
         fresh = state is None
         for k, (ids, content) in enumerate(self._loader, start=batch):
             fresh = False
-            after = copy.deepcopy(self._loader.state_dict())
+            after = self._loader.state_dict()  # made afresh each time, from copies
             yield Tag(epoch, k, np.array(ids, dtype=np.int64), len(ids), state=after), content
         if fresh:
             raise UsageError(
