@@ -80,7 +80,6 @@ class History:
     root: Path
     deaths: list[tuple[Strike, Death]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    starts: list[float] = field(default_factory=list)
     audit: dict[str, Any] = field(default_factory=dict)
 
     @property
