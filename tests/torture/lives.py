@@ -10,8 +10,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from tests.torture.subject import Birth, Cell, born
 
@@ -37,6 +39,14 @@ class Strike:
     @property
     def label(self) -> str:
         return self.point.partition(":")[0] or ("random instant" if self.at_s is not None else "none")
+
+
+class Child(Protocol):
+    @property
+    def pid(self) -> int | None: ...
+
+    def status(self) -> int | None:
+        """Exit status, negative for a signal; ``None`` while it lives."""
 
 
 class Forked:
@@ -92,7 +102,7 @@ def log_of(root: Path, rank: int, life: int) -> Path:
 def live(cell: Cell, root: Path, life: int, strike: Strike) -> Death:
     """One life of all ranks, from birth until none is left."""
     birth = Birth(cell, str(root), "", 0, free_port())
-    children: list[Forked | Cold] = []
+    children: list[Child] = []
     logs = [log_of(root, rank, life) for rank in range(cell.world)]
     for rank, log in enumerate(logs):
         told = replace(
@@ -103,14 +113,14 @@ def live(cell: Cell, root: Path, life: int, strike: Strike) -> Death:
         )
         children.append(Cold(told) if strike.cold else Forked(told))
     try:
-        return _watch(children, strike, logs if strike.cold else [])
+        return watch(children, strike, logs if strike.cold else [])
     finally:
         for child in children:
             _kill(child.pid)
             _kill(child.pid, group=True)
 
 
-def _watch(children: list[Forked | Cold], strike: Strike, awaited: list[Path]) -> Death:
+def watch(children: Sequence[Child], strike: Strike, awaited: list[Path]) -> Death:
     """Until no rank is left. The clock of ``at_s`` starts when every file in ``awaited`` exists."""
     started = time.monotonic()
     awake = None if awaited else 0.0
@@ -119,9 +129,11 @@ def _watch(children: list[Forked | Cold], strike: Strike, awaited: list[Path]) -
     while True:
         now = time.monotonic() - started
         statuses = [child.status() for child in children]
+        if fatal is None and any(statuses):
+            fatal = now
+            struck = struck or -signal.SIGKILL in statuses  # else it failed by itself, and that is a fault
         if all(status is not None for status in statuses):
-            ended = tuple(status for status in statuses if status is not None)
-            return Death(ended, struck or -signal.SIGKILL in ended, now)
+            return Death(tuple(status for status in statuses if status is not None), struck, now)
         if awake is None and all(path.exists() for path in awaited):
             awake = now
         if not struck and strike.at_s is not None and awake is not None and now >= awake + strike.at_s:
@@ -129,8 +141,6 @@ def _watch(children: list[Forked | Cold], strike: Strike, awaited: list[Path]) -
             for rank, child in enumerate(children):
                 if strike.rank in (None, rank):
                     _kill(child.pid)
-        if fatal is None and any(statuses):
-            fatal = now
         if fatal is not None and now >= fatal + strike.lag_s:
             for child, status in zip(children, statuses, strict=True):
                 if status is None:

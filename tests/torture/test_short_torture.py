@@ -8,6 +8,7 @@ import pytest
 
 from tests.torture.campaign import torment
 from tests.torture.history import Told
+from tests.torture.lives import Strike, watch
 from tests.torture.subject import Cell
 
 
@@ -48,3 +49,28 @@ def test_a_life_that_does_not_depart_is_not_complained_of() -> None:
     told = Told([_line(place) for place in range(4)], {2: "s2"}, {})
     lines = [{"kind": "start", "step": 1}, _line(1), {"kind": "step", "step": 2, "state": "s2"}, _line(2)]
     assert told.faults(lines, head=1) == []
+
+
+class Acted:
+    """A child that ends with these statuses, one a poll."""
+
+    pid = None
+
+    def __init__(self, *statuses: int | None) -> None:
+        self._statuses = list(statuses)
+
+    def status(self) -> int | None:
+        return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
+
+
+@pytest.mark.parametrize(
+    ("children", "struck"),
+    [
+        ([Acted(None, -9), Acted(None, None, -9)], True),
+        ([Acted(None, -9), Acted(None, None, 1)], True),
+        ([Acted(None, 1), Acted(None, None, -9)], False),  # it failed by itself; the other was put down
+        ([Acted(0), Acted(None, 0)], False),
+    ],
+)
+def test_a_failure_is_not_taken_for_a_kill(children: list[Acted], struck: bool) -> None:
+    assert watch(children, Strike(), []).struck is struck
