@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from durable_core.data.loader import DurableLoader
 from durable_core.errors import UnsupportedError, UsageError
-from durable_core.format.ledger import Row, RowFlag
+from durable_core.format.ledger import Row
 from durable_core.types import Promise
 
 
@@ -21,6 +21,7 @@ class Data:
         self._seed, self._promise = seed, promise
         self._start: Mapping[str, Any] | None = None
         self._loader: DurableLoader | None = None
+        self._left_by_others: tuple[Row, ...] = ()
 
     @property
     def loader(self) -> DurableLoader:
@@ -29,15 +30,10 @@ class Data:
         return self._loader
 
     def take_rows(self) -> tuple[Row, ...]:
-        """What was consumed since the last call, as the ledger stores it."""
-        return tuple(
-            Row(
-                row.step, row.epoch, row.batch, row.ids,
-                (RowFlag.NO_UPDATE if row.no_update else RowFlag.NONE)
-                | (RowFlag.ABANDONED if row.abandoned else RowFlag.NONE),
-            )
-            for row in self.loader.drain_rows()
-        )  # fmt: skip
+        """What was consumed since the last call, by loaders since replaced as well."""
+        rows = (*self._left_by_others, *self.loader.drain_rows())
+        self._left_by_others = ()
+        return rows
 
     def start_from(self, cursor: Mapping[str, Any]) -> None:
         """Loaders made from now on begin here."""
@@ -55,7 +51,10 @@ class Data:
                 hint="combine the datasets in one map-style dataset, such as a torch ConcatDataset",
             )
         if self._loader is not None:
+            if dataloader is self._loader:
+                return dataloader
             self._start = self._loader.state_dict()
+            self._left_by_others += self._loader.drain_rows()
         loader = self._converted(dataloader)
         if self._start is not None:
             loader.load_state_dict(self._start)
@@ -63,9 +62,7 @@ class Data:
         return loader
 
     def _converted(self, dataloader: object) -> DurableLoader:
-        if isinstance(dataloader, DurableLoader):
-            return dataloader
-        if not isinstance(dataloader, DataLoader):
+        if not isinstance(dataloader, (DataLoader, DurableLoader)):
             raise UnsupportedError(
                 f"a {type(dataloader).__name__} as training loader has no position that could be restored",
                 hint="pass a torch DataLoader or a durable_core.data.DurableLoader",
@@ -74,6 +71,6 @@ class Data:
             dataloader,
             replica=self._replica,
             replicas=self._replicas,
-            seed=self._seed,
+            seed=None if isinstance(dataloader, DurableLoader) else self._seed,  # it has one of its own
             promise=self._promise,
         )

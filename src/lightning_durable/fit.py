@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 BEFORE_BATCH, EPOCH_TAIL, AFTER_EPOCH = "before-batch", "epoch-tail", "after-epoch"
 
 
+# What scripts call it; the second is Lightning's ``grad_norm`` utility.
+GRADIENT_NORMS = ("grad_norm", "grad_2.0_norm_total")
+
+
 class Fit:
     def __init__(self, trainer: Trainer, module: LightningModule, options: Options) -> None:
         self._trainer, self._module, self._options = trainer, module, options
@@ -223,12 +227,10 @@ class Fit:
         return self._trainer.fit_loop.epoch_loop.batch_progress.total.ready
 
     def _note_metrics(self) -> None:
-        loss, optimizers = self._loss, self._trainer.optimizers
-        if isinstance(loss, torch.Tensor):
-            # On an accelerator, reading it would wait for the queue at every step.
-            loss = float(loss) if loss.numel() == 1 and loss.device.type == "cpu" else None
+        optimizers = self._trainer.optimizers
         lr = float(optimizers[0].param_groups[0]["lr"]) if optimizers else None
-        self.run.note_metrics(self._step, loss=loss if isinstance(loss, float) else None, lr=lr)
+        norm = hooks.logged(self._trainer, GRADIENT_NORMS)
+        self.run.note_metrics(self._step, loss=_number(self._loss), lr=lr, grad_norm=_number(norm))
 
     # --- saving ------------------------------------------------------------------------------
 
@@ -323,3 +325,10 @@ class Fit:
         if self._run is not None:
             self._run.close()
         self._leaving.remove()
+
+
+def _number(value: Any) -> float | None:
+    """A scalar's value; None on an accelerator, where reading it at every step would wait for the queue."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type == "cpu":
+        return float(value)
+    return None

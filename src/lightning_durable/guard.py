@@ -35,6 +35,8 @@ def is_training(trainer: Trainer, stage: str | None) -> bool:
 
 def check(trainer: Trainer, module: LightningModule, kind: type[Callback]) -> None:
     """``UnsupportedError`` for a set-up that this adapter cannot make exact."""
+    if type(trainer).__mro__[-2].__module__.startswith("pytorch_lightning"):
+        raise UnsupportedError("this Trainer is pytorch_lightning's", hint="import it from lightning.pytorch")
     if sum(isinstance(callback, kind) for callback in hooks.callbacks(trainer)) > 1:
         raise UsageError(
             "two DurableCheckpoint callbacks in one Trainer", hint="a run has one history: keep one"

@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import RunningStage
 
+from durable_core.data.loader import DurableLoader
 from durable_core.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ USED: tuple[tuple[str, str, str], ...] = (
     ("fit_loop.epoch_loop", "_num_ready_batches_reached", "was the epoch's last batch taken"),
     ("fit_loop.epoch_loop", "_results", "what self.log has accumulated in this epoch"),
     ("fit_loop.epoch_loop", "_batches_that_stepped", "the step that loggers see"),
+    ("fit_loop", "_data_source", "the user's loader before Lightning tries to iterate it"),
     ("_data_connector", "_prepare_dataloader", "the user's loader before a DistributedSampler is put in"),
     ("_checkpoint_connector", "resume_start", "give Lightning our state in place of a file"),
     ("_checkpoint_connector", "_loaded_checkpoint", "same"),
@@ -84,6 +86,16 @@ class Moments:
     boundary: Callable[[], None]
     epoch_batches_done: Callable[[], None]
     before_run_end: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class _Unopened:
+    """Lightning begins to iterate what is no ``DataLoader``; a position must be restored before that."""
+
+    loader: DurableLoader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
 
 class Patches:
@@ -133,15 +145,22 @@ class Patches:
         self._set(owner, name, wrapper)
 
     def _loaders(self, trainer: Trainer, prepare: Callable[[object], object]) -> None:
+        source: Any = trainer.fit_loop._data_source
+        request = source.dataloader
         connector: Any = trainer._data_connector
         original = connector._prepare_dataloader
 
-        def wrapper(dataloader: object, shuffle: bool, mode: RunningStage) -> object:
+        def requested() -> object:
+            found = request()
+            return _Unopened(found) if isinstance(found, DurableLoader) else found
+
+        def prepared(dataloader: object, shuffle: bool, mode: RunningStage) -> object:
             if mode == RunningStage.TRAINING:
-                return prepare(dataloader)
+                return prepare(dataloader.loader if isinstance(dataloader, _Unopened) else dataloader)
             return original(dataloader, shuffle=shuffle, mode=mode)
 
-        self._set(connector, "_prepare_dataloader", wrapper)
+        self._set(source, "dataloader", requested)
+        self._set(connector, "_prepare_dataloader", prepared)
 
     def _resume(self, trainer: Trainer, resume: Callable[[Any], dict[str, Any] | None]) -> None:
         connector: Any = trainer._checkpoint_connector
@@ -190,6 +209,12 @@ def fit_is_over(trainer: Trainer) -> bool:
 def epoch_is_complete(trainer: Trainer) -> bool:
     """Every batch of the epoch was taken, rather than the epoch cut short by ``max_steps`` or a stop."""
     return trainer.fit_loop.epoch_loop._num_ready_batches_reached()
+
+
+def logged(trainer: Trainer, names: tuple[str, ...]) -> torch.Tensor | None:
+    """The first of ``names`` that the script logs, as of its last step."""
+    held = trainer._logger_connector._callback_metrics
+    return next((held[name] for name in names if name in held), None)
 
 
 def logger_step(trainer: Trainer) -> int:

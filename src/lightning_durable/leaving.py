@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,10 @@ from lightning_durable.poll import Poll, Wish
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
+
+
+#: What a child may take to exit once everything of it is durable.
+CHILD_EXIT_S = 60.0
 
 
 class Leaving:
@@ -63,7 +68,10 @@ class Leaving:
     def remove(self) -> None:
         """Last of all: reap children, put the signal handler back."""
         for child in self._children:
-            child.wait()
+            try:
+                child.wait(CHILD_EXIT_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
         if (
             not self._sigterm.raised
         ):  # the process is about to exit with 75: a second signal must not change that

@@ -7,6 +7,7 @@ every life equal those of the uninterrupted run.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lightning_check import Kill, References, survives
@@ -74,6 +75,21 @@ def test_every_batch_of_two_epochs_can_be_the_last(references: References, tmp_p
     """SHAPE-09: a chain of lives, each killed in the batch after the one that it resumed at."""
     case = Case("PlateauEpoch", every=1, epochs=2, samples=32, val=True, trainer={"val_check_interval": 4})
     survives(references, tmp_path, case, [("batch", 2)] * 15)
+
+
+def test_a_loader_that_is_durable_already(references: References, tmp_path: Path) -> None:
+    from lightning_check import check_stretches
+    from lightning_subject import Samples, at_line, fit, life, lines
+
+    from durable_core.data import DurableLoader
+
+    def lived(log: str, **told: Any) -> int:
+        loader = DurableLoader(Samples(), 4, shuffle=True, seed=3)
+        return life(tmp_path, lambda: fit(Case(), tmp_path, log=log, loader=loader, **told))
+
+    assert lived("one", strike=at_line("batch", 28)) == -9
+    assert lived("two") == 0, (tmp_path / "output").read_text()[-3000:]
+    check_stretches(references.of(Case())[0], [lines(tmp_path, log="one"), lines(tmp_path, log="two")])
 
 
 def test_kills_while_saving_with_one_checkpoint_kept(references: References, tmp_path: Path) -> None:
