@@ -278,10 +278,10 @@ class Fit:
     def _epoch_batches_done(self) -> None:
         self._account()
         self._account_for_skipped()
-        if hooks.epoch_is_complete(self._trainer):
-            self.data.loader.end_epoch()
         if hooks.fit_is_over(self._trainer):
             self._save_last(EPOCH_TAIL)
+        if hooks.epoch_is_complete(self._trainer):
+            self.data.loader.end_epoch()
 
     def _before_run_end(self) -> None:
         self.data.loader.end_epoch()

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from lightning_subject import Case, Line, Strike, at_line, fit, group, life, lines
 
+from durable_core.engine.audit import audit
+from durable_core.engine.inspect import open_run
+
 #: (what, number, act): where a life ends
 Kill = tuple[str, int]
 
@@ -50,7 +53,8 @@ def survives(
     act: Callable[[], None] | None = None,
     settled: bool = True,
 ) -> list[list[int]]:
-    """Lives that end at ``kills``, then one to the end; asserts that all are the uninterrupted run.
+    """Lives that end at ``kills``, then one to the end; asserts that all are the uninterrupted run, and that
+    its ledger proves every due sample consumed once.
 
     Returns the exit codes of each life by rank.
     """
@@ -66,6 +70,8 @@ def survives(
         assert codes[-1][victim] != 0, "the life was to be killed"
     codes.append(run_life(case, home, f"life{len(kills)}-", world, {}))
     assert codes[-1] == [0] * world, (home / "output").read_text()[-3000:]
+    found = audit(open_run(home / "run"))
+    assert found.sound, found.to_json()
     for rank in range(world):
         lives = [lines(home, log=f"life{number}-{rank}") for number in range(len(kills) + 1)]
         check_stretches(expected[rank], lives)
