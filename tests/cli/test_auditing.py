@@ -13,8 +13,6 @@ from cli_runs import BATCH, EPOCHS, SIZE, Durable, train
 from durable_core import DurableSession
 from durable_core.cli import output
 from durable_core.data import DurableLoader
-from durable_core.session import plain
-from durable_core.session.plain import ledger_row
 
 
 def test_the_published_shape(root: Path, durable: Durable) -> None:
@@ -58,18 +56,19 @@ class Crooked:
     def __call__(self, row: Any) -> Any:
         self.seen.append(row)
         if len(self.seen) != 4:
-            return ledger_row(row)
+            return row
         if self.fault == "skips":
-            return ledger_row(replace(row, ids=(row.ids + 1) % SIZE))
+            return replace(row, ids=(row.ids + 1) % SIZE)
         assert self.fault == "repeats"
-        return ledger_row(replace(row, ids=self.seen[0].ids))
+        return replace(row, ids=self.seen[0].ids)
 
 
 @pytest.mark.parametrize("fault", ["skips", "repeats"])
 def test_a_planted_fault_fails(
     tmp_path: Path, durable: Durable, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(plain, "ledger_row", Crooked(fault))
+    crooked, drain_rows = Crooked(fault), DurableLoader.drain_rows
+    monkeypatch.setattr(DurableLoader, "drain_rows", lambda self: tuple(map(crooked, drain_rows(self))))
     train(tmp_path / "run")
     found = durable("audit", tmp_path / "run", "--json")
     assert found.code == output.FAILED and not found.document["ok"]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from durable_core.data import DurableLoader
-from durable_core.data.ledger import LedgerRow
+from durable_core.format.ledger import Row
 
 EPOCHS = 3
 
@@ -63,7 +63,7 @@ def make() -> DurableLoader:
     return DurableLoader(Drawing(11), 2, seed=3, collate_fn=listed)
 
 
-def trained(rows: tuple[LedgerRow, ...]) -> list[Any]:
+def trained(rows: tuple[Row, ...]) -> list[Any]:
     return [(row.epoch, row.batch, row.ids.tolist()) for row in rows if not row.abandoned]
 
 

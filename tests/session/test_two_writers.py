@@ -104,7 +104,7 @@ def test_damage_seen_by_one_writer_steps_all_of_them_down(tmp_path: Path) -> Non
     Meeting(2).all(run_to(tmp_path, 2))
     reader = open_run(tmp_path)
     newest = reader.manifest(reader.newest_usable())
-    entry = newest.tensors["roles/dp1/rng"].slices[0]  # only dp1 reads it
+    entry = newest.tensors["roles/dp1/own/rng"].slices[0]  # only dp1 reads it
     path = tmp_path / entry.object
     data = bytearray(path.read_bytes())
     data[entry.begin] ^= 1

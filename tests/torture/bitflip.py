@@ -27,7 +27,6 @@ from durable_core.data import DurableLoader
 from durable_core.engine.inspect import open_run
 from durable_core.engine.verify import verify
 from durable_core.session import Run, Settings
-from durable_core.session.plain import ledger_row
 
 STEPS = (0, 2, 4)
 KINDS = ("shard", "manifest", "receipt", "segment", "index")
@@ -78,7 +77,7 @@ def make_run(root: Path) -> None:
             next(batches)
             loader.acknowledge(1, step=step)
         if step in STEPS:
-            rows = map(ledger_row, loader.drain_rows())
+            rows = loader.drain_rows()
             run.save(state_at(step), {}, step=step, cursor=loader.state_dict(), rows=rows, wait=True)
     run.close()
 

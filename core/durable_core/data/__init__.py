@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .cursor import Cursor as Cursor
     from .cursor import Layout as Layout
-    from .ledger import LedgerRow as LedgerRow
     from .loader import DurableLoader as DurableLoader
     from .manifest import DatasetManifest as DatasetManifest
     from .order import FullPermutation as FullPermutation
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 _HOME = {
     "Cursor": "cursor",
     "Layout": "cursor",
-    "LedgerRow": "ledger",
     "DurableLoader": "loader",
     "DatasetManifest": "manifest",
     "FullPermutation": "order",

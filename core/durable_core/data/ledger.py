@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OrderError, UsageError
+from ..format.ledger import Row, RowFlag
 from .cursor import Cursor
 from .order import Ids
 
@@ -37,22 +38,6 @@ class Tag:
     state: Any = None
 
 
-@dataclass(frozen=True)
-class LedgerRow:
-    """One batch as consumed by ``step``: ``ids`` is int64, shape (samples on this replica,).
-
-    ``no_update``: the step's update was skipped (scaler overflow) though its data counts as used.
-    ``abandoned``: not a batch but a declaration that the trainer left ``epoch`` before ``batch``.
-    """
-
-    step: int
-    epoch: int
-    batch: int
-    ids: Ids
-    no_update: bool = False
-    abandoned: bool = False
-
-
 class Ledger:
     """Queue of batches handed over, rows of batches acknowledged, and the cursor between the two."""
 
@@ -62,7 +47,7 @@ class Ledger:
         self._state = state
         self._handed = self._due = self._floor = (cursor.epoch, cursor.batch)
         self._outstanding: deque[Tag] = deque()
-        self._rows: list[LedgerRow] = []
+        self._rows: list[Row] = []
         self._abandoned: tuple[int, int] | None = None
         self._leaving = False
         self._acknowledged = 0
@@ -160,9 +145,10 @@ class Ledger:
         self._outstanding.popleft()
         if self._abandoned is not None:
             epoch, batch = self._abandoned
-            self._rows.append(LedgerRow(step, epoch, batch, np.empty(0, np.int64), abandoned=True))
+            self._rows.append(Row(step, epoch, batch, np.empty(0, np.int64), RowFlag.ABANDONED))
             self._abandoned = None
-        self._rows.append(LedgerRow(step, tag.epoch, tag.batch, tag.ids, no_update))
+        flags = RowFlag.NO_UPDATE if no_update else RowFlag.NONE
+        self._rows.append(Row(step, tag.epoch, tag.batch, tag.ids, flags))
         self._due = _after(tag)
         self._state = None if tag.last else tag.state
         self._acknowledged += 1
@@ -177,7 +163,7 @@ class Ledger:
 
     # --- rows ---------------------------------------------------------------------------------
 
-    def rows_since(self, step: int) -> tuple[LedgerRow, ...]:
+    def rows_since(self, step: int) -> tuple[Row, ...]:
         """Rows of steps after ``step``, oldest first; nothing is removed."""
         return tuple(row for row in self._rows if row.step > step)
 
@@ -185,7 +171,7 @@ class Ledger:
         """Drop rows of steps up to ``through_step``, once a commit has made them durable."""
         self._rows = [row for row in self._rows if row.step > through_step]
 
-    def drain_rows(self) -> tuple[LedgerRow, ...]:
+    def drain_rows(self) -> tuple[Row, ...]:
         """All rows, oldest first, which are then forgotten here."""
         rows, self._rows = tuple(self._rows), []
         return rows

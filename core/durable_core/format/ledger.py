@@ -48,6 +48,14 @@ class Row:
     ids: Ids
     flags: RowFlag = RowFlag.NONE
 
+    @property
+    def no_update(self) -> bool:
+        return bool(self.flags & RowFlag.NO_UPDATE)
+
+    @property
+    def abandoned(self) -> bool:
+        return bool(self.flags & RowFlag.ABANDONED)
+
 
 def encode_segment(rows: Sequence[Row]) -> bytes:
     """One safetensors object of I64 columns (one value a row, ``count`` ids each) and ``ids`` [samples]."""

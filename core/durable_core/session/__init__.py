@@ -1,7 +1,7 @@
 """L5. What adapters and plain training loops call."""
 
 from durable_core.session.cadence import Cadence
-from durable_core.session.plain import Drained, DurableSession, ledger_row
+from durable_core.session.plain import Drained, DurableSession
 from durable_core.session.run import Loaded, Run
 from durable_core.session.settings import Settings
 from durable_core.session.status import Status
@@ -16,5 +16,4 @@ __all__ = [
     "Settings",
     "Status",
     "World",
-    "ledger_row",
 ]

@@ -12,7 +12,6 @@ from typing import Any
 from durable_core.commit.retention import Retention
 from durable_core.data import DurableLoader
 from durable_core.errors import UsageError
-from durable_core.format import ledger
 from durable_core.session.cadence import Cadence
 from durable_core.session.run import Run
 from durable_core.session.settings import Backlog, OnBreach, Resume, Settings
@@ -106,7 +105,7 @@ class DurableSession:
             loaded = self.run.load()
             capture.restore(self._objects, loaded.state)
             if self._loader is not None:
-                self._loader.load_state_dict(whole_position(loaded.cursor, loaded.role))
+                self._loader.load_state_dict(loaded.cursor)
             self._step = loaded.step
             self.run.confirm()
             if not self.run.completed:
@@ -156,26 +155,23 @@ class DurableSession:
         return False
 
     def _prepare(self) -> None:
-        state, role, _ = self._trees()
+        state, role = self._trees()
         self.run.prepare(state, role)
         self._unprepared = False
 
     def save(self, *, wait: bool = False) -> bool:
         """Stage the state now, at a boundary. ``wait``: until it is committed. ``False``: skipped."""
-        state, role, cursor = self._trees()
-        rows = () if self._loader is None else map(ledger_row, self._loader.drain_rows())
+        state, role = self._trees()
+        cursor = None if self._loader is None else self._loader.state_dict()
+        rows = () if self._loader is None else self._loader.drain_rows()
         counters = {"step": self._step}
         return self.run.save(
             state, role, step=self._step, cursor=cursor, rows=rows, wait=wait, counters=counters
         )
 
-    def _trees(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
-        """What is equal on every replica, what is this role's own, and the cursor."""
-        role: dict[str, Any] = {"rng": rng.capture()}
-        cursor = None if self._loader is None else self._loader.state_dict()
-        if cursor is not None and "source" in cursor:
-            role["source"] = cursor.pop("source")  # may hold tensors; the cursor is plain JSON
-        return capture.capture(self._objects), role, cursor
+    def _trees(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is equal on every replica, and what is this role's own."""
+        return capture.capture(self._objects), {"rng": rng.capture()}
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until what was staged is durable; ``False`` when the time ran out."""
@@ -215,14 +211,3 @@ class DurableSession:
 def _seed_of(state: Mapping[str, Any]) -> int:
     """The seed of the data order is the run's; without a loader it is nobody's."""
     return next((item.seed for item in state.values() if isinstance(item, DurableLoader)), 0)
-
-
-def whole_position(cursor: Mapping[str, Any], role: Mapping[str, Any]) -> dict[str, Any]:
-    """A loader's state from its two halves: the cursor, and a stream's own state if it has one."""
-    return {**cursor, "source": role["source"]} if "source" in role else dict(cursor)
-
-
-def ledger_row(row: Any) -> ledger.Row:
-    """A loader's row as the ledger stores it."""
-    flags = ledger.RowFlag.NO_UPDATE * row.no_update | ledger.RowFlag.ABANDONED * row.abandoned
-    return ledger.Row(row.step, row.epoch, row.batch, row.ids, ledger.RowFlag(flags))

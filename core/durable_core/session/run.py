@@ -33,7 +33,7 @@ from durable_core.session.status import Board, Status
 from durable_core.session.tiers import open_tier
 from durable_core.session.world import World
 from durable_core.spec import RunSpec
-from durable_core.state import fingerprint, window
+from durable_core.state import window
 from durable_core.tier.base import Tier
 from durable_core.types import Promise, Token
 
@@ -185,8 +185,8 @@ class Run:
             manifest.c,
             manifest.step,
             found.state,
-            found.role,
-            manifest.cursor or {},
+            found.role["own"],
+            {**(manifest.cursor or {}), **found.role["position"]},
             manifest.counters,
             metrics,
             found.digest,
@@ -256,7 +256,7 @@ class Run:
         Worth a call once the state has its full size, so that the first save stalls no longer than the
         others; an optimizer, for instance, has no moments before its first step.
         """
-        self._active().prepare(state, role)
+        self._active().prepare(state, split_position(None, role)[1])
 
     def save(
         self,
@@ -275,8 +275,9 @@ class Run:
         ledger rows acknowledged since the last call. ``False``: the backlog policy skipped it. With
         ``wait`` it returns when the checkpoint is committed, or raises what prevented it.
         """
+        position, own = split_position(cursor, role)
         return self._active().save(
-            state, role, step=step, cursor=cursor, counters=counters or {}, rows=tuple(rows), wait=wait
+            state, own, step=step, cursor=position, counters=counters or {}, rows=tuple(rows), wait=wait
         )
 
     def note_metrics(
@@ -345,6 +346,9 @@ class Run:
         return [dict(vars(row)) for row in self._window.rows]
 
 
-def software() -> dict[str, str]:
-    """The fingerprint that a bitwise promise depends on (CONTR-12)."""
-    return fingerprint.fingerprint()
+def split_position(cursor: Mapping[str, Any] | None, role: Any) -> tuple[dict[str, Any] | None, Any]:
+    """The cursor as plain JSON, and the role's tree with a stream's own state, which may hold anything."""
+    if cursor is None:
+        return None, {"own": role, "position": {}}
+    streams = {name: value for name, value in cursor.items() if name == "source"}
+    return {k: v for k, v in cursor.items() if k not in streams}, {"own": role, "position": streams}

@@ -12,9 +12,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from ...errors import FormatError, OrderError, SpecMismatchError, UnsupportedError, UsageError
+from ...format.ledger import Row
 from ...types import Promise
 from ..cursor import Cursor, Remainder, identity
-from ..ledger import Ledger, LedgerRow
+from ..ledger import Ledger
 from ..rng import preserved_streams
 from . import adopt
 from .passes import Pass, PassIterator
@@ -233,7 +234,7 @@ class DurableLoader:
         """Batches handed over and not acknowledged."""
         return self._ledger.outstanding
 
-    def rows_since(self, step: int) -> tuple[LedgerRow, ...]:
+    def rows_since(self, step: int) -> tuple[Row, ...]:
         """Ledger rows of steps after ``step``; kept until ``forget_rows``, so an aborted save loses none."""
         return self._ledger.rows_since(step)
 
@@ -241,7 +242,7 @@ class DurableLoader:
         """Drop the rows of steps up to ``through_step``: a commit has made them durable."""
         self._ledger.forget_rows(through_step)
 
-    def drain_rows(self) -> tuple[LedgerRow, ...]:
+    def drain_rows(self) -> tuple[Row, ...]:
         """All ledger rows, which are then forgotten here."""
         return self._ledger.drain_rows()
 
