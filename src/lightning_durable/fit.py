@@ -18,7 +18,7 @@ from durable_core.session.run import Loaded, Run
 from durable_core.session.status import Status
 from durable_core.session.world import World
 from durable_core.types import Promise
-from lightning_durable import guard, hooks, state
+from lightning_durable import buckets, guard, hooks, state
 from lightning_durable.data import Data
 from lightning_durable.exits import FencedExit
 from lightning_durable.leaving import Leaving
@@ -158,6 +158,7 @@ class Fit:
     def _restore(self) -> None:
         """Lightning has put back its part and run every start hook. Now the rest; random streams last."""
         loaded = self._loaded
+        buckets.settle(self._trainer)
         if loaded is not None:
             hooks.end_restart(self._trainer)
             state.restore_rest(self._trainer, self._module, loaded.state)

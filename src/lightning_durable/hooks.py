@@ -7,6 +7,7 @@ that lacks one; ``tests/lightning/test_hooks.py`` says what broke after an upgra
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 from lightning.pytorch.trainer.states import RunningStage
 
 from durable_core.data.loader import DurableLoader
@@ -54,6 +56,11 @@ USED: tuple[tuple[str, str, str], ...] = (
     ("_logger_connector", "_current_fx", "same"),
 )
 
+_RESULT_STATE = ("value", "cumulated_batch_size", "_forward_cache", "_computed", "_update_count")
+_RESULT_META = (
+    "fx", "name", "prog_bar", "logger", "on_step", "on_epoch",
+    "enable_graph", "add_dataloader_idx", "dataloader_idx", "metric_attribute",
+)  # fmt: skip
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
@@ -263,27 +270,44 @@ def set_metrics(trainer: Trainer, held: dict[str, Any]) -> None:
         setattr(trainer._logger_connector, name, dict(value) if name in _METRICS else value)
 
 
-def results(trainer: Trainer) -> Iterator[tuple[str, Any]]:
-    """``(key, result metric)`` of everything logged with ``self.log`` in the running epoch."""
-    for key, metric in trainer.fit_loop.epoch_loop._results.items():
-        if not metric.has_reset:
-            yield key, metric
+def results(trainer: Trainer) -> dict[str, dict[str, Any]]:
+    """What ``self.log`` has accumulated in the running epoch, by its key."""
+    held = trainer.fit_loop.epoch_loop._results.items()
+    return {
+        key: _described(metric)
+        for key, metric in held
+        if not metric.has_reset and metric.meta.sync.group is None
+    }
 
 
-def refill_results(trainer: Trainer, held: dict[str, dict[str, Any]]) -> None:
-    """The accumulated values return when ``self.log`` first names their key again."""
-    loop: Any = trainer.fit_loop.epoch_loop
-    kind = type(loop._results)
+def _described(metric: Any) -> dict[str, Any]:
+    meta, reduce = metric.meta, metric.meta.reduce_fx
+    names = (
+        _RESULT_STATE if metric.is_tensor else _RESULT_STATE[1:]
+    )  # a torchmetric is captured where it lives
+    return {
+        "meta": {name: getattr(meta, name) for name in _RESULT_META},
+        "reduce": (reduce.__module__ == builtins.__name__, reduce.__name__),
+        "sync": (meta.sync.should, meta.sync.rank_zero_only),
+        "tensor": metric.is_tensor,
+        "state": {name: getattr(metric, name) for name in names if hasattr(metric, name)},
+    }
 
-    class Refilled(kind):  # type: ignore[valid-type,misc]  # the class of Lightning's own collection
-        def __setitem__(self, key: str, metric: Any) -> None:
-            for name, value in held.pop(key, {}).items():
-                setattr(metric, name, value)
-            super().__setitem__(key, metric)
 
-    collection = Refilled(training=True)
-    collection.update(loop._results)
-    loop._results = collection
+def set_results(trainer: Trainer, held: dict[str, dict[str, Any]]) -> None:
+    for key, described in held.items():
+        builtin, name = described["reduce"]
+        meta = _Metadata(**described["meta"], reduce_fx=getattr(builtins if builtin else torch, name))
+        should, rank_zero_only = described["sync"]
+        meta.sync = _Sync(fn=trainer.strategy.reduce, _should=should, rank_zero_only=rank_zero_only)
+        metric = _ResultMetric(meta, described["tensor"])
+        for field, value in described["state"].items():
+            setattr(metric, field, value)
+        if not described["tensor"]:
+            if meta.metric_attribute is None:
+                continue
+            metric.value = trainer.lightning_module.get_submodule(meta.metric_attribute)
+        trainer.fit_loop.epoch_loop._results[key] = metric.to(trainer.strategy.root_device)
 
 
 def publish(trainer: Trainer, values: dict[str, torch.Tensor]) -> None:

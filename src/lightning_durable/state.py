@@ -29,7 +29,6 @@ OWN_METRICS = "durable/"
 _HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
 _HYPER_PARAMETER_TYPES = ("hparams_type", "datamodule_hparams_type")
 _OF_MODEL_CHECKPOINT = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
-_RESULT_STATE = ("value", "cumulated_batch_size", "_forward_cache", "_computed", "_update_count")
 
 
 class Capture:
@@ -51,7 +50,7 @@ class Capture:
             "buffers": dict(_unsaved_buffers(self._module)),
             "torchmetrics": {name: _metric_state(metric) for name, metric in _torchmetrics(self._module)},
             "metrics": _without_own(hooks.metrics(self._trainer)),
-            "results": {key: _result_state(metric) for key, metric in hooks.results(self._trainer)},
+            "results": hooks.results(self._trainer),
             "model_checkpoints": {
                 callback.state_key: {name: getattr(callback, name) for name in _OF_MODEL_CHECKPOINT}
                 for callback in _model_checkpoints(self._trainer)
@@ -97,8 +96,7 @@ def restore_rest(trainer: Trainer, module: LightningModule, state: Tree) -> None
         for field, value in state["torchmetrics"].get(name, {}).items():
             setattr(metric, field, _to(value, metric.device))
     hooks.set_metrics(trainer, state["metrics"])
-    if state["results"]:
-        hooks.refill_results(trainer, state["results"])
+    hooks.set_results(trainer, state["results"])
     for callback in _model_checkpoints(trainer):
         for field, value in state["model_checkpoints"].get(callback.state_key, {}).items():
             setattr(callback, field, value)
@@ -147,13 +145,6 @@ def _metric_state(metric: Metric) -> Tree:
     if not metric.update_count:
         return {}
     return {**metric.metric_state, "_update_count": metric.update_count, "_computed": None}
-
-
-def _result_state(metric: Any) -> Tree:
-    """``self.log`` accumulates tensors itself; a logged torchmetric is captured where the module holds it."""
-    if not metric.is_tensor:
-        return {}
-    return {name: getattr(metric, name) for name in _RESULT_STATE if hasattr(metric, name)}
 
 
 def _model_checkpoints(trainer: Trainer) -> Iterator[ModelCheckpoint]:

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torchmetrics import MeanMetric
 
 from lightning_durable import DurableCheckpoint
 
@@ -147,7 +148,9 @@ class Plain(L.LightningModule):
         self.notes.write("validated", step=self.trainer.global_step)
 
     def on_train_epoch_end(self) -> None:
-        self.notes.write("epoch_end", step=self.trainer.global_step)
+        held = self.trainer.callback_metrics  # of the whole epoch, though a life may have seen its end only
+        epoch = {name: float(held[name]) for name in ("train_loss_epoch", "metered") if name in held}
+        self.notes.write("epoch_end", step=self.trainer.global_step, **epoch)
 
     def train_dataloader(self) -> Any:
         if self.case.loader_from != "module":
@@ -238,7 +241,31 @@ class Normed(Plain):
         self.first = nn.Sequential(nn.Linear(WIDTH, 12), nn.BatchNorm1d(12))
 
 
-_KINDS = (Normed, Plain, PlateauEpoch, PlateauStep, Estimated, Manual, Parametrised)
+class Metered(Plain):
+    """A torchmetric over the epoch and a generator of the module's own."""
+
+    def __init__(self, case: Case, notes: Notes) -> None:
+        super().__init__(case, notes)
+        self.metered = MeanMetric()
+        self.noise = torch.Generator().manual_seed(5)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx) + torch.rand((), generator=self.noise)
+        self.metered(loss.detach())
+        self.log("metered", self.metered, on_step=False, on_epoch=True)
+        return loss * (1 + torch.rand((), generator=self.noise))
+
+
+class Wide(Plain):
+    """Gradients large enough for a ring to cut them up between three replicas."""
+
+    def __init__(self, case: Case, notes: Notes) -> None:
+        super().__init__(case, notes)
+        wide = (nn.Linear(WIDTH, 700), nn.ReLU(), nn.Linear(700, 700), nn.ReLU(), nn.Linear(700, 12))
+        self.first = nn.Sequential(*wide)
+
+
+_KINDS = (Metered, Normed, Plain, Wide, PlateauEpoch, PlateauStep, Estimated, Manual, Parametrised)
 MODULES = {kind.__name__: kind for kind in _KINDS}
 
 

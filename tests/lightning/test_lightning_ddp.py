@@ -30,6 +30,13 @@ def test_sigkill_of_one_rank(workers: int, victim: int, references: References, 
     assert sorted(epoch) == list(range(SAMPLES))
 
 
+def test_more_than_two_ranks_add_up_gradients_in_the_same_order(
+    references: References, tmp_path: Path
+) -> None:
+    """DDP lays its buckets out anew after a life's first step; the sums would round differently there."""
+    survives(references, tmp_path, Case("Wide", samples=96, epochs=1, every=1), [("batch", 4)], world=3)
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_sigterm_to_one_rank_drains_all(victim: int, references: References, tmp_path: Path) -> None:
     """dd_term0, dd_term1. Lightning: exit code 0, or a hang that only SIGKILL ends."""
