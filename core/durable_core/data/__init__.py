@@ -7,14 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .cursor import Cursor as Cursor
-    from .cursor import Layout as Layout
-    from .loader import DurableLoader as DurableLoader
-    from .manifest import DatasetManifest as DatasetManifest
-    from .order import FullPermutation as FullPermutation
-    from .order import Order as Order
-    from .order import Sequential as Sequential
-    from .sampler import DurableSampler as DurableSampler
+    from durable_core.data.cursor import Cursor as Cursor
+    from durable_core.data.cursor import Layout as Layout
+    from durable_core.data.loader import DurableLoader as DurableLoader
+    from durable_core.data.manifest import DatasetManifest as DatasetManifest
+    from durable_core.data.order import FullPermutation as FullPermutation
+    from durable_core.data.order import Order as Order
+    from durable_core.data.order import Sequential as Sequential
+    from durable_core.data.sampler import DurableSampler as DurableSampler
 
 _HOME = {
     "Cursor": "cursor",

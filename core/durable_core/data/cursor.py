@@ -12,7 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from ..errors import FormatError, SpecMismatchError, UnknownVersionError, UnsupportedError, UsageError
+from durable_core.errors import (
+    FormatError,
+    SpecMismatchError,
+    UnknownVersionError,
+    UnsupportedError,
+    UsageError,
+)
 
 Remainder = Literal["drop", "short", "wrap"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "short", "wrap")

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import OrderError, UsageError
-from ..format.ledger import Row, RowFlag
-from .cursor import Cursor
-from .order import Ids
+from durable_core.data.cursor import Cursor
+from durable_core.data.order import Ids
+from durable_core.errors import OrderError, UsageError
+from durable_core.format.ledger import Row, RowFlag
 
 MAX_FORGOTTEN = 1 << 16  # batches remembered for a caller that never acknowledges any
 

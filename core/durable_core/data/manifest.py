@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..errors import CorruptError, DigestMismatchError, FormatError, UnknownVersionError, UsageError
+from durable_core.errors import (
+    CorruptError,
+    DigestMismatchError,
+    FormatError,
+    UnknownVersionError,
+    UsageError,
+)
 
 VERSION = 1
 _CHUNK = 1 << 20

@@ -23,8 +23,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UnsupportedError, UsageError
-from .keys import hash_fields
+from durable_core.data.keys import hash_fields
+from durable_core.errors import UnsupportedError, UsageError
 
 Ids = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]

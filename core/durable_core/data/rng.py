@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .keys import hash_fields
+from durable_core.data.keys import hash_fields
 
 VERSION = "sample_rng_v1"
 _SEEDS = struct.Struct("<QQI")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import FormatError, UsageError
-from .cursor import Cursor, Layout, Remainder, identity
-from .order import FULL_PERMUTATION, SEQUENTIAL, make_order, wrapped_ids
+from durable_core.data.cursor import Cursor, Layout, Remainder, identity
+from durable_core.data.order import FULL_PERMUTATION, SEQUENTIAL, make_order, wrapped_ids
+from durable_core.errors import FormatError, UsageError
 
 
 class DurableSampler:

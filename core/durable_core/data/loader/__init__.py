@@ -1,5 +1,5 @@
 """L3. A loader that counts what was trained, not what was fetched."""
 
-from .loader import DurableLoader
+from durable_core.data.loader.loader import DurableLoader
 
 __all__ = ["DurableLoader"]

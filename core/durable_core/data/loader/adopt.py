@@ -16,10 +16,10 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 from torchdata.stateful_dataloader import sampler as torchdata_samplers
 
-from ...errors import UnsupportedError, UsageError
-from ...types import Promise
-from ..cursor import Layout, Remainder
-from .fetch import is_stateful
+from durable_core.data.cursor import Layout, Remainder
+from durable_core.data.loader.fetch import is_stateful
+from durable_core.errors import UnsupportedError, UsageError
+from durable_core.types import Promise
 
 # Exact types: a subclass may order things its own way.
 _RANDOM = (RandomSampler, torchdata_samplers.RandomSampler)

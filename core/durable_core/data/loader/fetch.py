@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
-from ..rng import SampleSeeds, seed_streams
+from durable_core.data.rng import SampleSeeds, seed_streams
 
 Collate = Callable[[Any], Any]
 

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
-from ...errors import FormatError, OrderError, SpecMismatchError, UnsupportedError, UsageError
-from ...format.ledger import Row
-from ...types import Promise
-from ..cursor import Cursor, Remainder, identity
-from ..ledger import Ledger
-from ..rng import preserved_streams
-from . import adopt
-from .passes import Pass, PassIterator
-from .plan import Plan, Settings, make_plan, make_source
-from .sources import Source
+from durable_core.data.cursor import Cursor, Remainder, identity
+from durable_core.data.ledger import Ledger
+from durable_core.data.loader import adopt
+from durable_core.data.loader.passes import Pass, PassIterator
+from durable_core.data.loader.plan import Plan, Settings, make_plan, make_source
+from durable_core.data.loader.sources import Source
+from durable_core.data.rng import preserved_streams
+from durable_core.errors import FormatError, OrderError, SpecMismatchError, UnsupportedError, UsageError
+from durable_core.format.ledger import Row
+from durable_core.types import Promise
 
 
 class DurableLoader:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..ledger import Tag
+from durable_core.data.ledger import Tag
 
 
 @dataclass

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from ...errors import UnsupportedError, UsageError
-from ...types import Promise
-from ..cursor import Cursor, Layout, Remainder, class_name, length
-from ..order import FULL_PERMUTATION, SEQUENTIAL, make_order
-from ..rng import SampleSeeds
-from .adopt import check_sampler, check_stream
-from .sources import MapSource, Reading, SamplerSource, Source, StreamSource
+from durable_core.data.cursor import Cursor, Layout, Remainder, class_name, length
+from durable_core.data.loader.adopt import check_sampler, check_stream
+from durable_core.data.loader.sources import MapSource, Reading, SamplerSource, Source, StreamSource
+from durable_core.data.order import FULL_PERMUTATION, SEQUENTIAL, make_order
+from durable_core.data.rng import SampleSeeds
+from durable_core.errors import UnsupportedError, UsageError
+from durable_core.types import Promise
 
 STREAM = "stream_v1"
 SAMPLER = "sampler_v1"

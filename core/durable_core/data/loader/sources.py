@@ -19,12 +19,20 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
-from ...errors import OrderError, SpecMismatchError, UsageError
-from ..cursor import Layout
-from ..ledger import Tag
-from ..order import Order, wrapped_ids
-from ..rng import SampleSeeds, preserved_streams, seed_streams
-from .fetch import Collate, MapCollate, MapFetcher, StreamCollate, StreamFetcher, Ticket, is_stateful
+from durable_core.data.cursor import Layout
+from durable_core.data.ledger import Tag
+from durable_core.data.loader.fetch import (
+    Collate,
+    MapCollate,
+    MapFetcher,
+    StreamCollate,
+    StreamFetcher,
+    Ticket,
+    is_stateful,
+)
+from durable_core.data.order import Order, wrapped_ids
+from durable_core.data.rng import SampleSeeds, preserved_streams, seed_streams
+from durable_core.errors import OrderError, SpecMismatchError, UsageError
 
 
 @dataclass(frozen=True)
