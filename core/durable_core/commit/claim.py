@@ -51,7 +51,7 @@ def choose_restore_point(state: RunState, *, exclude: Collection[int] = ()) -> C
     fork = state.pending_fork
     if fork is not None and fork.external is not None:
         return Choice(None, f"forked from {fork.external}")
-    if state.commits == 0:
+    if state.head is None:
         return Choice(None, "nothing has been committed yet")
     c = fork.origin if fork is not None else state.head
     passed: list[str] = []

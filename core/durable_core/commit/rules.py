@@ -109,8 +109,12 @@ def restore_point_usable(state: RunState, record: Record) -> Refusal | None:
 
 
 def cold_start_allowed(state: RunState, record: Record) -> Refusal | None:
-    """Without a restore point only while nothing is committed: a damaged run never starts over."""
-    if record.payload["restore_point"] is not None or state.commits == 0:
+    """Without a restore point only while nothing is committed: a damaged run never starts over.
+
+    ``head`` is ``None`` until the first commit, and again from the start of a fork from an external
+    checkpoint to its first commit; a process that dies in between must be able to start again.
+    """
+    if record.payload["restore_point"] is not None or state.head is None:
         return None
     fork = state.pending_fork
     if fork is not None and fork.launch_id == record.launch_id and fork.external is not None:
@@ -128,8 +132,10 @@ def follows_fork(state: RunState, record: Record) -> Refusal | None:
 
 def fork_origin_usable(state: RunState, record: Record) -> Refusal | None:
     c, external = record.payload["from"], record.payload["external"]
-    if (c is None) == (external is None):
+    if c is not None and external is not None:
         return _unfit("a fork names either a checkpoint of this run or an external one")
+    if c is None and external is None and state.head is not None:
+        return _unfit("a fork names what it starts from, once something is committed")
     info = None if c is None else state.checkpoints.get(c)
     if c is not None and (info is None or not info.usable):
         return _unfit(f"c{c} cannot be forked from: {_status(info)}")

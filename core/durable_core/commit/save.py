@@ -55,7 +55,7 @@ def save_coordinator(view: View, request: SaveRequest) -> Program[SaveOutcome]:
     walk = Walk(COORDINATOR)
     yield Reached(CrashPoint.K0)
     try:
-        view, attempt = yield from _allocate(view, request)
+        view, attempt = yield from allocate(view, request)
     except FencedError:
         walk.on(Event.FENCE)
         raise
@@ -110,7 +110,7 @@ def _carry_through(walk: Walk, view: View, attempt: Attempt) -> Program[SaveOutc
     return (yield from _commit(walk, manifest, outcome, request))
 
 
-def _allocate(view: View, request: SaveRequest) -> Program[tuple[View, Attempt]]:
+def allocate(view: View, request: SaveRequest) -> Program[tuple[View, Attempt]]:
     """The next number for this step, continuing the head. Any doubt is settled before it is chosen."""
     view = yield from settle(view)
     view = yield from replay(view)

@@ -54,9 +54,13 @@ class Fact:
 
 
 class Auditor:
-    """A second opinion on a journal. ``violations`` grows; nothing is raised."""
+    """A second opinion on a journal. ``violations`` grows; nothing is raised.
 
-    def __init__(self) -> None:
+    ``explicit``: restore points may be named by a person, and need not be the newest.
+    """
+
+    def __init__(self, *, explicit: bool = False) -> None:
+        self.explicit = explicit
         self.violations: list[str] = []
         self.facts: dict[int, Fact] = {}
         self.names: dict[str, int] = {}  # prefix -> c, ever
@@ -68,7 +72,9 @@ class Auditor:
         self.head: int | None = None
         self.epoch = 0
         self.created = False
-        self.ended = False
+        self.ended = ""
+        self.promise = ""
+        self.fork: tuple[str, int | None] | None = None  # launch, origin
         self.voids = 0
 
     def complain(self, message: str) -> None:
@@ -80,6 +86,8 @@ class Auditor:
             self.voids += 1
             return
         where = f"slot {record.seq}, {record.kind.value} of g{record.generation}"
+        if not self.created and record.kind not in (Kind.RUN_CREATED, Kind.NOOP):
+            self.complain(f"{where}: effective although no run exists")
         if record.kind in _WORKER:
             self._worker(record, where)
         rule = self._RULES.get(record.kind)
@@ -99,7 +107,7 @@ class Auditor:
     def _create(self, record: Record, where: str) -> None:
         if self.created:
             self.complain(f"{where}: a second run in one journal")
-        self.created = True
+        self.created, self.promise = True, record.payload["promise"]
 
     def _start(self, record: Record, where: str) -> None:
         c = record.payload["restore_point"]
@@ -114,11 +122,39 @@ class Auditor:
             self.complain(f"{where}: starts over although checkpoints are committed")
         if c is not None and (c not in self.facts or self.facts[c].fate != "committed"):
             self.complain(f"{where}: restores from c{c}, which is not usable")
+        due = self.newest_usable()
+        if self.fork is not None and self.fork[0] == record.launch_id:
+            due = self.fork[1]
+            if c != due:
+                self.complain(f"{where}: starts from c{c}, but its launch forked from c{due}")
+        if c != due and not self.explicit:
+            self.complain(f"{where}: restores from c{c} although c{due} is committed")
         if self.launch and self.launch != record.launch_id:
             self.superseded.add(self.launch)
         self.superseded.discard(record.launch_id)
         self.generation, self.launch, self.active = record.generation, record.launch_id, True
         self.restore_point = self.head = c
+        self.fork = None
+
+    def _fork(self, record: Record, where: str) -> None:
+        origin = record.payload["from"]
+        if record.generation != self.generation + 1:
+            self.complain(f"{where}: follows generation {self.generation}")
+        if origin not in self.facts or self.facts[origin].fate != "committed":
+            self.complain(f"{where}: forks from c{origin}, which is not usable")
+        self.fork = (record.launch_id, origin)
+
+    def _lower(self, record: Record, where: str) -> None:
+        if record.payload["from"] != self.promise:
+            self.complain(f"{where}: lowers {record.payload['from']}, but the promise is {self.promise}")
+        self.promise = record.payload["to"]
+
+    def newest_usable(self) -> int | None:
+        """The newest sound checkpoint of the lineage: what nothing but a person may pass over."""
+        c = self.head
+        while c is not None and self.facts[c].fate != "committed":
+            c = self.facts[c].parent
+        return c
 
     # -- checkpoints
 
@@ -166,10 +202,17 @@ class Auditor:
     def _end(self, record: Record, where: str) -> None:
         if self.ended:
             self.complain(f"{where}: a second end")
-        self.ended, self.active = True, False
+        self.ended, self.active = record.kind.value, False
+
+    def _cancel(self, record: Record, where: str) -> None:
+        if record.payload["principal"] != "operator":
+            self.complain(f"{where}: {record.payload['principal']} may not cancel")
+        self._end(record, where)
 
     def _extend(self, record: Record, where: str) -> None:
-        self.ended = False
+        if self.ended != Kind.RUN_SUCCEEDED.value:
+            self.complain(f"{where}: extends a run that has not succeeded")
+        self.ended = ""
 
     # -- maintenance
 
@@ -197,6 +240,11 @@ class Auditor:
         if fact is not None:
             fact.pinned = record.kind is Kind.CHECKPOINT_PINNED
 
+    def _known_good(self, record: Record, where: str) -> None:
+        fact = self._mark(record, where)
+        if fact is not None and fact.fate != "committed":
+            self.complain(f"{where}: c{fact.c} is {fact.fate}, not known good")
+
     def _retire(self, record: Record, where: str) -> None:
         fact = self._mark(record, where)
         if fact is None:
@@ -205,6 +253,8 @@ class Auditor:
             self.complain(f"{where}: retires the head c{fact.c}")
         if self.active and fact.c == self.restore_point:
             self.complain(f"{where}: retires the restore point c{fact.c} of a live generation")
+        if self.fork is not None and fact.c == self.fork[1]:
+            self.complain(f"{where}: retires c{fact.c}, from which a fork is about to start")
         if fact.pinned:
             self.complain(f"{where}: retires the pinned c{fact.c}")
         fact.fate = "retired"
@@ -218,9 +268,12 @@ class Auditor:
         Kind.CHECKPOINT_ABORTED: _abort,
         Kind.RUN_SUCCEEDED: _succeed,
         Kind.RUN_FAILED: _end,
-        Kind.RUN_CANCELLED: _end,
+        Kind.RUN_CANCELLED: _cancel,
+        Kind.RUN_FORKED: _fork,
+        Kind.PROMISE_LOWERED: _lower,
         Kind.RUN_EXTENDED: _extend,
         Kind.CHECKPOINT_CORRUPT: _corrupt,
+        Kind.CHECKPOINT_KNOWN_GOOD: _known_good,
         Kind.CHECKPOINT_PINNED: _pin,
         Kind.CHECKPOINT_UNPINNED: _pin,
         Kind.CHECKPOINT_RETIRED: _retire,
