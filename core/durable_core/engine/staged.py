@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -12,7 +13,17 @@ from durable_core.tier.base import Buffer, Tier
 from durable_core.types import ObjectInfo, SliceInfo, SliceKey
 
 # One pool for the process: hashing runs beside the write (both release the GIL), never beside itself.
-_hashers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="durable-hash")
+_hashers: ThreadPoolExecutor
+
+
+def _start_pool() -> None:
+    global _hashers
+    _hashers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="durable-hash")
+
+
+_start_pool()
+# A forked child has the pool's books but not its thread: what it queued there would wait for ever.
+os.register_at_fork(after_in_child=_start_pool)
 
 
 class StagedShard:

@@ -31,6 +31,7 @@ class Writer:
         self.view = view
         self.fenced: FencedError | None = None
         self.bug: BaseException | None = None
+        self._told: BaseException | None = None
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._pending = 0
         self._idle = threading.Condition()
@@ -47,12 +48,15 @@ class Writer:
             self._pending += 1
         self._jobs.put(job)
 
-    def raise_failure(self) -> None:
-        """On the training thread: stop when fenced, and never hide a fault of our own."""
-        if self.fenced is not None:
-            raise self.fenced
-        if self.bug is not None:
-            raise self.bug
+    def raise_failure(self, *, untold: bool = False) -> None:
+        """On the training thread: stop when fenced, and never hide a fault of our own.
+
+        ``untold``: only what was not raised before.
+        """
+        failure = self.fenced or self.bug
+        if failure is not None and not (untold and failure is self._told):
+            self._told = failure
+            raise failure
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until every job queued so far has ended; ``False`` when the time ran out."""
@@ -71,6 +75,10 @@ class Writer:
         while (job := self._jobs.get()) is not None:
             try:
                 self._run(job)
+            except BaseException as error:  # noqa: BLE001  (handed on, not swallowed)
+                # A fault of our own or of a listener: it is raised on the training thread at the next
+                # boundary. This thread goes on: the jobs behind hold slots, and somebody may wait for them.
+                self.bug = error
             finally:
                 job.finished()
                 with self._idle:
@@ -87,7 +95,3 @@ class Writer:
             job.failed(error)
         except DurableError as error:
             job.failed(error)
-        except BaseException as error:
-            # A fault of our own: it is raised on the training thread at the next boundary.
-            self.bug = error
-            raise

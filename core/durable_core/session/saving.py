@@ -16,6 +16,7 @@ from durable_core import events
 from durable_core.clock import Clock
 from durable_core.commit import ending
 from durable_core.commit.journal import AppendInDoubt, View, settle
+from durable_core.commit.landed import landed
 from durable_core.commit.request import Deadlines, LedgerRows, SaveAborted, SaveOutcome, SaveRequest
 from durable_core.commit.save import save_coordinator, save_writer
 from durable_core.engine import probe
@@ -116,13 +117,17 @@ class Saver:
             return False
         assert slot is not None
         staged = slot.stage(tensors, reached=probe.reached)
-        probe.reached(CrashPoint.K4)
-        self._board.stall_seconds = self._clock.monotonic() - started
-        self._meter.note(self._meter.cost, self._board.stall_seconds)
-        request = self._request(step, {"state": shared, "role": own}, staged, cursor, counters)
-        self._board.emit(
-            events.SaveStarted(self._clock.now(), step, self._board.stall_seconds, staged.nbytes)
-        )
+        try:
+            probe.reached(CrashPoint.K4)
+            self._board.stall_seconds = self._clock.monotonic() - started
+            self._meter.note(self._meter.cost, self._board.stall_seconds)
+            request = self._request(step, {"state": shared, "role": own}, staged, cursor, counters)
+            self._board.emit(
+                events.SaveStarted(self._clock.now(), step, self._board.stall_seconds, staged.nbytes)
+            )
+        except BaseException:
+            staged.release()  # a caller that goes on must not be one slot short for ever
+            raise
         failures: list[DurableError] = []
         self._submit(request, staged, keep=wait or breached, failures=failures)
         if wait or breached:
@@ -136,14 +141,16 @@ class Saver:
         return shared.doc, own.doc, {**shared.tensors, **own.tensors}
 
     def _submit(
-        self, request: SaveRequest, staged: Staged, *, keep: bool, failures: list[DurableError]
-    ) -> None:
+        self, request: SaveRequest, staged: Staged, *, keep: bool, failures: list[DurableError],
+        again: bool = False,
+    ) -> None:  # fmt: skip
         def failed(error: DurableError) -> None:
             failures.append(error)
             self._failed(request.step, error)
 
         release = (lambda: None) if keep else staged.release
-        self._writer.submit(Job(f"save {request.step}", self._work(request, staged), failed, release))
+        work = self._work(request, staged, again=again)
+        self._writer.submit(Job(f"save {request.step}", work, failed, release))
 
     def _wait(
         self, request: SaveRequest, staged: Staged, failures: list[DurableError], *, pause: bool
@@ -162,7 +169,7 @@ class Saver:
                         )
                     failures.clear()
                     self._clock.sleep(PAUSE_RETRY_S)
-                    self._submit(request, staged, keep=True, failures=failures)
+                    self._submit(request, staged, keep=True, failures=failures, again=True)
                     continue
                 return
         finally:
@@ -193,14 +200,15 @@ class Saver:
             deadlines=Deadlines(seconds, seconds, seconds, seconds),
         )
 
-    def _work(self, request: SaveRequest, staged: Staged) -> Any:
+    def _work(self, request: SaveRequest, staged: Staged, *, again: bool) -> Any:
         program = save_coordinator if request.coordinates else save_writer
         started = self._clock.monotonic()
 
         def work(view: View) -> View:
             performer = self._performer.with_source(StagedShard(staged, request.role))
             try:
-                outcome = performer.run(program(view, request))
+                earlier = performer.run(landed(view, request)) if again else None
+                outcome = earlier or performer.run(program(view, request))
             except (SaveAborted, AppendInDoubt) as error:
                 self._writer.view = error.view
                 raise
@@ -276,13 +284,10 @@ class Saver:
         if self._board.breach():
             self._board.emit(
                 events.RpoBreached(
-                    self._clock.now(),
-                    step,
-                    status.newest_step,
-                    settings.rpo_steps or 0,
+                    self._clock.now(), step, status.newest_step, settings.rpo_steps or 0,
                     settings.on_rpo_breach,
                 )
-            )
+            )  # fmt: skip
         if settings.on_rpo_breach == "abort":
             raise RpoBreachedError(
                 f"step {step}: the newest durable checkpoint is at step {status.newest_step}, "
@@ -317,14 +322,10 @@ class Saver:
     ) -> View:
         return self._performer.run(
             ending.record_failure(
-                view,
-                self._token,
-                failure_class=failure_class,
-                signature=signature,
-                evidence=evidence,
+                view, self._token, failure_class=failure_class, signature=signature, evidence=evidence,
                 step=step,
             )
-        )
+        )  # fmt: skip
 
     def _background(self, name: str, work: Any) -> None:
         if self._world.coordinator:
@@ -383,7 +384,13 @@ class Saver:
         )
 
     def close(self, timeout: float | None) -> None:
-        self._writer.close(timeout)
+        if not self._writer.close(timeout):
+            status = self._board.read(0)
+            late = f"not durable after {timeout} s, and no longer waited for"
+            self._board.emit(
+                events.SaveFailed(self._clock.now(), status.current_step, late, status.newest_step)
+            )
+        self._writer.raise_failure(untold=True)
 
 
 def segment(rows: tuple[ledger.Row, ...], after: int | None) -> LedgerRows:
