@@ -31,7 +31,7 @@ class Owner:
     pid: int
     started: int  # clock ticks since boot: tells a reused pid from the same process
     time: float
-    rows: list[dict[str, Any]]
+    rows: list[Any]  # JSON; what a row means is known to the session
 
     def alive(self, now: float) -> tuple[bool, str]:
         """Whether the owner still lives as far as can be told from here, and why."""
@@ -43,6 +43,12 @@ class Owner:
         if age < 3 * INTERVAL_S:
             return True, f"{self.host} wrote a heartbeat {age:.0f} s ago"
         return False, f"last heartbeat {age:.0f} s ago"
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "launch_id": str, "generation": int, "host": str, "boot": str, "pid": int, "started": int,
+    "time": (int, float), "rows": list,
+}  # fmt: skip
 
 
 def boot_id() -> str:
@@ -67,9 +73,11 @@ def read(tier: Tier) -> Owner | None:
     """The last heartbeat, or None when there is none that can be read: it is only a hint."""
     try:
         doc = canonical.loads(tier.get(layout.OWNER_HINT), key=layout.OWNER_HINT)
-        return Owner(**doc)
+        owner = Owner(**doc)
     except (ObjectNotFoundError, CorruptError, TypeError):
         return None
+    whole = all(isinstance(getattr(owner, name), kind) for name, kind in _KINDS.items())
+    return owner if whole else None
 
 
 class Heartbeat:
@@ -81,7 +89,7 @@ class Heartbeat:
         clock: Clock,
         launch_id: str,
         generation: int,
-        rows: Callable[[], list[dict[str, Any]]],
+        rows: Callable[[], list[Any]],
     ) -> None:
         self._tier, self._clock = tier, clock
         self._launch_id, self._generation, self._rows = launch_id, generation, rows
@@ -98,12 +106,13 @@ class Heartbeat:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=INTERVAL_S)
-        owner = read(self._tier)
-        if owner is not None and (owner.launch_id, owner.generation) == (self._launch_id, self._generation):
-            try:
+        try:
+            owner = read(self._tier)
+            mine = (self._launch_id, self._generation)
+            if owner is not None and (owner.launch_id, owner.generation) == mine:
                 self._tier.delete(layout.OWNER_HINT)
-            except TierError:
-                self.missed += 1
+        except TierError:
+            self.missed += 1  # the hint is found stale by whoever reads it
 
     def beat(self) -> None:
         pid = os.getpid()

@@ -19,13 +19,15 @@ from durable_core.commit.journal import EMPTY, View, replay
 from durable_core.engine import heartbeat, restore
 from durable_core.engine.performer import Performer
 from durable_core.errors import (
+    CodecError,
     CorruptError,
     NoUsableCheckpoint,
     ObjectNotFoundError,
     RestoreError,
+    UnknownVersionError,
     UsageError,
 )
-from durable_core.format import codec
+from durable_core.format import codec, layout
 from durable_core.session.opening import Coordinator, Opening, RestorePoint
 from durable_core.session.saving import Saver
 from durable_core.session.settings import Settings
@@ -71,8 +73,7 @@ class Run:
         self._loaded: Loaded | None = None
         self._window = window.Window(settings.metrics_window)
         self._replayed: list[window.Row] = []
-        previous = coordinator.previous if coordinator else None
-        self._reference = {int(row["step"]): window.Row(**row) for row in (previous.rows if previous else [])}
+        self._reference = _reference(coordinator.previous if coordinator else None)
 
     # --- opening -----------------------------------------------------------------------------
 
@@ -159,7 +160,8 @@ class Run:
         """The restore point, every byte verified, the same on all writers.
 
         A damaged one is journaled as corrupt and a new generation starts from the next candidate, until
-        one is whole. Raises ``NoUsableCheckpoint`` when none is, and ``UsageError`` for a fresh run.
+        one is whole. Raises ``NoUsableCheckpoint`` when none is, ``UnknownVersionError`` for one that
+        a newer version wrote, and ``UsageError`` for a fresh run.
         """
         while True:
             point = self._opening.restore
@@ -168,6 +170,8 @@ class Run:
             started = self.clock.monotonic()
             try:
                 found = self.world.together(partial(self._read, point))
+            except UnknownVersionError:
+                raise  # whole, and written by a newer version: not damage, and not to be marked as such
             except (CorruptError, ObjectNotFoundError) as error:
                 self._step_down(point, error)
                 continue
@@ -283,8 +287,13 @@ class Run:
     def note_metrics(
         self, step: int, *, loss: float | None = None, lr: float | None = None, grad_norm: float | None = None
     ) -> None:
-        """One row of the metrics window; a step that is being replayed is compared with its first run."""
-        row = window.Row(step, loss, lr, grad_norm)
+        """One row of the metrics window; a step that is being replayed is compared with its first run.
+
+        Tensors and numpy scalars of one element are taken for their value (a device is waited for).
+        Raises ``UsageError`` for what is no number.
+        """
+        given = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
+        row = window.Row(step, **{name: _number(name, value) for name, value in given.items()})
         self._window.record(row)
         reference = self._reference.pop(step, None)
         if reference is not None:
@@ -324,13 +333,18 @@ class Run:
         self._active().succeed(target)
 
     def close(self, timeout: float | None = 600.0) -> None:
-        """Flush, stop the background threads and withdraw the heartbeat. Harmless when repeated."""
-        if self._saver is not None:
-            self._saver.close(timeout)
-            self._saver = None
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
-            self._heartbeat = None
+        """Flush, stop the background threads and withdraw the heartbeat. Harmless when repeated.
+
+        Raises ``Fenced`` or a fault of our own that nobody was told of yet.
+        """
+        saver, self._saver = self._saver, None
+        beating, self._heartbeat = self._heartbeat, None
+        try:
+            if saver is not None:
+                saver.close(timeout)
+        finally:
+            if beating is not None:
+                beating.stop()
 
     def _active(self) -> Saver:
         if self._saver is not None:
@@ -342,8 +356,28 @@ class Run:
             )
         raise UsageError("this run is not open for writing", hint="confirm() comes before saving")
 
-    def _rows(self) -> list[dict[str, Any]]:
-        return [dict(vars(row)) for row in self._window.rows]
+    def _rows(self) -> list[Any]:
+        return [codec.encode(dict(vars(row))) for row in self._window.rows]  # a loss may well be NaN
+
+
+def _number(name: str, value: Any) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several elements
+        hint = "pass a float, as in loss.item()"
+        raise UsageError(f"{name} is not a number: {error}", hint=hint) from error
+
+
+def _reference(previous: heartbeat.Owner | None) -> dict[int, window.Row]:
+    """The rows of the last owner's heartbeat by step. A hint: what another version wrote is left out."""
+    try:
+        rows = [
+            window.Row(**codec.decode(row, key=layout.OWNER_HINT))
+            for row in (previous.rows if previous else [])
+        ]
+    except (CorruptError, CodecError, TypeError):
+        return {}
+    return {row.step: row for row in rows}
 
 
 def split_position(cursor: Mapping[str, Any] | None, role: Any) -> tuple[dict[str, Any] | None, Any]:

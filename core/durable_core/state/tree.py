@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from durable_core.errors import CodecError, FormatError
+from durable_core.errors import CodecError, FormatError, UnknownVersionError
 from durable_core.format import codec
 from durable_core.state import registered as registered  # teaches the codec torch's types
 from durable_core.state.dtypes import TO_NAME
@@ -50,10 +50,13 @@ def rebuild(doc: Document, tensors: Mapping[str, Tensor], *, key: str = "<docume
     """The tree that ``flatten`` took apart, around ``tensors`` (not copied; tied ones are one object again).
 
     ``key`` names the document in errors. Raises ``FormatError`` for a malformed document or a tensor
-    that is not there, ``CodecError`` for a type that nobody registered.
+    that is not there, ``UnknownVersionError`` for one of another version, ``CodecError`` for a type that
+    nobody registered.
     """
-    if not isinstance(doc, dict) or doc.get("v") != VERSION:
-        raise FormatError(key, "not a state document of a version known here")
+    if not isinstance(doc, dict) or type(doc.get("v")) is not int:
+        raise FormatError(key, "not a state document")
+    if doc["v"] != VERSION:
+        raise UnknownVersionError(key, f"a state document of version {doc['v']}, and {VERSION} is known here")
     notes = doc.get("notes")
     if not isinstance(notes, dict):
         raise FormatError(key, "a state document without notes")
