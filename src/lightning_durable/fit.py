@@ -55,6 +55,7 @@ class Fit:
         self._stepped = False  # a step was accounted for since the last boundary
         self._saved: int | None = None  # step of the newest snapshot that was accepted
         self._loss: Any = None
+        self._close_s = 600.0
         self._patches = hooks.Patches(
             trainer,
             hooks.Moments(
@@ -312,19 +313,25 @@ class Fit:
         )
 
     def interrupted(self) -> None:
-        """The fit ended by an exception: what was staged becomes durable, live state is never saved."""
+        """The fit ended by an exception: what was staged becomes durable, live state is never saved.
+
+        In a group the others may be dead, and a commit that waits for them must not hold up this exit.
+        """
         if self._run is None:
             return
         try:
-            self._run.flush(60.0)
+            done = self._run.flush(60.0 if len(self._world.roles) == 1 else 5.0)
         except DurableError as error:
+            done = False
             rank_zero_warn(f"DurableCheckpoint: {error}")
+        if not done:
+            self._close_s = 0.0  # it had its time
 
     def remove(self) -> None:
         """Close the run and leave the trainer as it was found."""
         self._patches.remove()
         if self._run is not None:
-            self._run.close()
+            self._run.close(self._close_s)
         self._leaving.remove()
 
 

@@ -85,7 +85,7 @@ class Case:
     kind: str = "Plain"
     workers: int = 0
     accumulate: int = 1
-    every: int = 5
+    every: int | str = 5
     epochs: int = EPOCHS
     stream: bool = False
     loader_from: str = "fit"  # or "module", "datamodule"

@@ -32,6 +32,8 @@ CASES: dict[str, tuple[Case, list[Kill]]] = {
     "estimated-stepping-batches": (Case("Estimated"), [("batch", 28)]),
     "manual-two-optimizers": (Case("Manual"), [("batch", 28), ("batch", 3)]),
     "metrics-and-generators-of-the-module": (Case("Metered"), [("batch", 28), ("batch", 3)]),
+    "cadence-measured": (Case(every="auto"), [("batch", 28), ("batch", 9)]),
+    "cadence-by-time": (Case(every="auto", durable={"train_time_interval": 0.02}), [("batch", 28)]),
     "moving-average": (Case(extra=("ema",), val=True, trainer=VAL5), [("batch", 28)]),
     "early-stopping": (Case(extra=("early_stopping",), epochs=6), [("batch", 20)]),
     "limited-batches": (Case(trainer={"limit_train_batches": 7}), [("batch", 12)]),
