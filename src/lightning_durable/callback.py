@@ -127,6 +127,18 @@ class DurableCheckpoint(Callback):
         if self._fit is not None:
             self._fit.note_outputs(outputs)
 
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if self._fit is not None:
+            self._fit.mark(checkpoint)
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if self._fit is not None:
+            self._fit.start_from(checkpoint)
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._fit is not None:
             self._fit.succeed()

@@ -183,6 +183,20 @@ class Fit:
         if saved["should_stop"] and (same or early):
             self._trainer.should_stop = True
 
+    # --- checkpoints of others ---------------------------------------------------------------
+
+    def mark(self, checkpoint: dict[str, Any]) -> None:
+        """Lightning is making a checkpoint, its own or ours: plain Lightning must be able to load it."""
+        hooks.drop_loader_state(checkpoint)
+        if self._restored:
+            self._account()  # the batch that has just been trained counts
+            checkpoint[state.CURSOR] = self.data.loader.state_dict()
+
+    def start_from(self, checkpoint: dict[str, Any]) -> None:
+        """A run that begins with a checkpoint made beside this callback begins at its place in the data."""
+        if self._loaded is None and state.CURSOR in checkpoint:
+            self.data.start_from(checkpoint[state.CURSOR])
+
     # --- at every step -----------------------------------------------------------------------
 
     def listen_for_sigterm(self) -> None:

@@ -200,6 +200,11 @@ def dump(trainer: Trainer) -> dict[str, Any]:
     return checkpoint
 
 
+def drop_loader_state(checkpoint: dict[str, Any]) -> None:
+    """Lightning loads it only into as many stateful loaders, which a script without us does not have."""
+    checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)
+
+
 def fit_is_over(trainer: Trainer) -> bool:
     """Between an epoch's last batch and its end hooks: will ``fit`` end after them, as far as one knows?"""
     loop: Any = trainer.fit_loop

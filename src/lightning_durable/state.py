@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Tree = dict[str, Any]
 
 OWN_METRICS = "durable/"
+#: In checkpoints that others make: where the data stood. In ours the manifest says so.
+CURSOR = "durable_cursor"
 _HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
 _HYPER_PARAMETER_TYPES = ("hparams_type", "datamodule_hparams_type")
 _OF_MODEL_CHECKPOINT = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
@@ -42,8 +44,7 @@ class Capture:
     def state(self) -> Tree:
         """Expected to be equal on every replica. Runs the save hooks of module, callbacks and data module."""
         checkpoint = hooks.dump(self._trainer)
-        # The cursor says where the data stands, and nothing else does.
-        checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)
+        checkpoint.pop(CURSOR, None)
         self._drop_what_is_no_state(checkpoint)
         tree: Tree = {
             "checkpoint": checkpoint,

@@ -307,7 +307,13 @@ def extra_callbacks(case: Case, home: Path) -> list[L.Callback]:
 
 
 def fit(
-    case: Case, home: Path, strike: Strike | None = None, log: str = "log", loader: Any = None, **changes: Any
+    case: Case,
+    home: Path,
+    strike: Strike | None = None,
+    log: str = "log",
+    loader: Any = None,
+    ckpt_path: Any = None,
+    **changes: Any,
 ) -> tuple[L.Trainer, Any]:
     """One life. Lines go to ``home/log``; the run lives in ``home/run``."""
     notes = Notes(home / log, strike or (lambda notes, what: None))
@@ -326,7 +332,8 @@ def fit(
     callbacks = [durable, notes, *extra_callbacks(case, home)]
     trainer = L.Trainer(**{**settings, **case.trainer, **changes}, callbacks=callbacks)
     if case.loader_from == "fit":
-        trainer.fit(module, train_loader(case) if loader is None else loader)
+        data = train_loader(case) if loader is None else loader
+        trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=False)
     elif case.loader_from == "datamodule":
         trainer.fit(module, datamodule=Loaders(case))
     else:

@@ -7,10 +7,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from lightning_check import References, check_stretches, survives
-from lightning_subject import Case, Notes, Samples, Stream, at_line, fit, life, lines
+from lightning_subject import Case, Notes, Plain, Samples, Stream, at_line, fit, life, lines, train_loader
 from torch.utils.data import DataLoader
 
 from durable_core.engine.inspect import open_run
@@ -37,6 +38,25 @@ def test_e2_model_checkpoint_does_not_save_again_within_an_accumulation_window(
             for home in (tmp_path / "own", whole)
         )
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs), f"step {step}"
+
+
+def test_a_model_checkpoint_made_beside_it_is_an_ordinary_one(references: References, tmp_path: Path) -> None:
+    """Plain Lightning resumes from it; a new durable run begins with it at its place in the data."""
+    case = Case(every=1000, extra=("model_checkpoint",))
+    (tmp_path / "first").mkdir()
+    assert life(tmp_path, lambda: fit(case, tmp_path / "first", at_line("batch", 21))) == -9
+    file = tmp_path / "first" / "own" / "step=20.ckpt"
+
+    def plain() -> None:
+        notes = Notes(tmp_path / "plain", lambda notes, what: None)
+        trainer = L.Trainer(max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False)
+        trainer.fit(Plain(case, notes), train_loader(case), ckpt_path=file, weights_only=False)
+        assert trainer.global_step == 48
+
+    assert life(tmp_path, plain) == 0, output(tmp_path)
+    assert life(tmp_path, lambda: fit(case, tmp_path, log="durable", ckpt_path=file)) == 0, output(tmp_path)
+    expected = [line["ids"] for line in references.of(case)[0] if line["what"] == "batch"]
+    assert [line["ids"] for line in lines(tmp_path, "batch", log="durable")] == expected[20:]
 
 
 def test_e4_a_passing_storage_failure_is_told_at_once_and_does_not_stop_training(
