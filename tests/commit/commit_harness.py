@@ -20,10 +20,6 @@ from durable_core.types import ObjectInfo, Promise, Token
 DIGEST = "sha256:" + "0" * 64
 
 
-class Killed(Exception):
-    """The process running a program is gone."""
-
-
 @dataclass
 class Store:
     """``spoil`` is asked before every effect: it may raise what the effect is to fail with."""
@@ -65,7 +61,10 @@ class Store:
         return None
 
     def put(self, key: str, data: bytes) -> bool:
-        return self.objects.setdefault(key, data) is data
+        if key in self.objects:
+            return False
+        self.objects[key] = data
+        return True
 
     def steps(self, program: fx.Program[Any], staged: Any = None, role: str = "dp0") -> Iterator[Any]:
         """Run a program one effect at a time; the generator's value is the program's."""
@@ -153,7 +152,7 @@ def start(store: Store, launch: str = "L1", roles: tuple[str, ...] = ("dp0",), *
 def request(
     token: Token, model: Model, role: str = "dp0", roles: tuple[str, ...] = ("dp0",), **changes: Any
 ) -> SaveRequest:
-    trained = {step: token.generation for step in range(1, model.step + 1)}
+    trained = dict.fromkeys(range(1, model.step + 1), token.generation)
     values: dict[str, Any] = {
         "role": role,
         "roles": roles,

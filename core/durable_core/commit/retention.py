@@ -73,10 +73,13 @@ def keep_reasons(state: RunState, policy: Retention) -> dict[int, str]:
                 kept.setdefault(info.c, f"step {info.step} is a multiple of {every}")
     for info in _known_good(state, usable, policy):
         kept.setdefault(info.c, "newest known-good")
-    for c in sorted(kept, reverse=True):
+    todo = list(kept)
+    while todo:
+        c = todo.pop()
         for reused in state.checkpoints[c].reuses:
-            if _present(state.checkpoints[reused]):
-                kept.setdefault(reused, f"c{c} reuses its objects")
+            if reused not in kept and _present(state.checkpoints[reused]):
+                kept[reused] = f"c{c} reuses its objects"
+                todo.append(reused)
     return kept
 
 

@@ -24,7 +24,7 @@ from durable_core.commit import journal
 from durable_core.commit.effects import Program
 from durable_core.commit.journal import EMPTY, View
 from durable_core.commit.state import RunState
-from durable_core.errors import InDoubt, JournalBrokenError
+from durable_core.errors import DurableError, InDoubt, JournalBrokenError
 from durable_core.format import layout
 from durable_core.testing.invariants import Auditor
 
@@ -215,6 +215,9 @@ class Explorer:
                 effect = resume()
             except StopIteration:
                 return self._local(actor, answers, None, notes, (identities, "ended"))
+            except (DurableError, LookupError) as error:
+                self._complain(f"actor {actor} dies of {type(error).__name__}: {error}")
+                return self._local(actor, answers, None, notes, (identities, "died"))
             value: Any = None
             if isinstance(effect, (fx.Get, fx.PutIfAbsent)):
                 try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest import mock
 
 from durable_core.commit import journal
@@ -147,7 +147,8 @@ def mutants() -> Iterator[Mutant]:
     }
     for name, replacement in hurried.items():
         yield Mutant(name, patches=(("_occupy", replacement),), scenarios=SMALL_FIRST)
-    yield Mutant("claims carried over to a later slot", patches=(("CLAIMS", frozenset()),))
+    carried = Mutant("claims carried over to a later slot", patches=(("CLAIMS", frozenset()),))
+    yield replace(carried, scenarios=(*SCENARIOS[1:], SCENARIOS[0]))
     yield Mutant("a token upgraded after a refusal", scenarios=(upgrading,))
 
 

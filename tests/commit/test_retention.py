@@ -1,0 +1,116 @@
+"""What is kept and what is let go of, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from durable_core.commit.retention import Retention, decide, keep_reasons
+from durable_core.commit.state import CheckpointInfo, Checkpoints, RunState
+from durable_core.errors import UsageError
+from durable_core.types import CheckpointState
+
+S = CheckpointState
+
+
+def history(*rows, head=None, restore=None, active=True):
+    """``rows``: dicts of what differs from a plain committed checkpoint on one lineage, ten steps apart."""
+    table = Checkpoints()
+    for c, row in enumerate(rows):
+        info = CheckpointInfo(c, 10 * c, 1, c - 1 if c else None, "0" * 8, S.COMMITTED, seq=c)
+        table = table.added(replace(info, **row))
+    head = len(rows) - 1 if head is None else head
+    return RunState("run", checkpoints=table, head=head, restore_point=restore, active=active, generation=1)
+
+
+def gone(state, **policy):
+    return [retire.c for retire in decide(state, Retention(**policy))]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"keep_last": 0}, {"keep_last": -1}, {"keep_last": 1.5}, {"keep_last": True},
+        {"keep_every_n_steps": 0}, {"keep_every_n_steps": "3"}, {"detection_window_steps": -1},
+    ],
+)  # fmt: skip
+def test_settings_are_checked(bad):
+    with pytest.raises(UsageError, match=next(iter(bad))):
+        Retention(**bad)
+
+
+def test_the_newest_are_kept():
+    assert gone(history({}, {}, {}, {}, {}), keep_last=3) == [0, 1]
+    assert gone(history({}, {}), keep_last=3) == []
+
+
+def test_every_n_steps_are_kept():
+    assert gone(history(*[{}] * 7), keep_last=1, keep_every_n_steps=20) == [1, 3, 5]
+
+
+def test_pins_restore_points_and_heads_are_kept():
+    state = history({"pinned": True}, {}, {}, {}, restore=1)
+    assert gone(state, keep_last=1) == [2]
+    assert keep_reasons(state, Retention(1)) == {
+        3: "the head", 1: "generation 1 restores from it", 0: "pinned",
+    }  # fmt: skip
+    assert gone(replace(state, active=False), keep_last=1) == [1, 2]
+
+
+def test_the_newest_known_good_beyond_the_window_is_kept():
+    good = {"known_good": True}
+    state = history(good, good, {}, good, {}, {})
+    assert gone(state, keep_last=1) == [0, 1, 2, 4]
+    assert gone(state, keep_last=1, detection_window_steps=35) == [0, 2, 4]
+
+
+def test_what_a_kept_one_reuses_is_kept_and_so_on():
+    state = history({}, {"reuses": (0,)}, {}, {"reuses": (1,)})
+    assert gone(state, keep_last=1) == [2]
+
+
+def test_abandoned_ones_go():
+    state = history({}, {}, {"parent": 0}, head=2)
+    (retire,) = decide(state, Retention(3))
+    assert (retire.c, retire.reason) == (1, "off the lineage of the head")
+
+
+def test_a_corrupt_one_goes_only_when_something_as_good_is_there():
+    corrupt = {"state": S.CORRUPT}
+    assert gone(history({}, {}, corrupt, head=1), keep_last=3) == []
+    assert gone(history({}, corrupt, {}, {}), keep_last=3) == [1]
+
+
+def test_residue_is_not_retired():
+    state = history({}, {"state": S.ALLOCATED, "seq": -1}, {"state": S.ABORTED, "seq": -1}, head=0)
+    assert gone(state, keep_last=1) == []
+
+
+ROW = st.fixed_dictionaries(
+    {
+        "state": st.sampled_from([S.COMMITTED, S.COMMITTED, S.COMMITTED, S.CORRUPT, S.RETIRED, S.ABORTED]),
+        "pinned": st.booleans(),
+        "known_good": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(ROW, min_size=1, max_size=12), st.integers(1, 4), st.data())
+def test_after_any_history_enough_is_left(rows, keep_last, data):
+    last = data.draw(st.integers(0, len(rows) - 1))
+    rows[last] = {"state": S.COMMITTED}
+    state = history(*rows, head=last, restore=data.draw(st.integers(0, last)))
+    retired = {retire.c for retire in decide(state, Retention(keep_last))}
+    left = [info for info in state.checkpoints.values() if info.usable and info.c not in retired]
+    lineage = [info for info in left if info.c in state.lineage()]
+    before = [c for c in state.lineage() if state.checkpoints[c].usable]
+    assert last not in retired and state.restore_point not in retired
+    assert len(lineage) >= min(keep_last, len(before))
+    assert not any(state.checkpoints[c].pinned for c in retired)
+    if any(state.checkpoints[c].known_good for c in before):
+        assert any(info.known_good for info in lineage)
+    assert all(state.checkpoints[c].state in (S.COMMITTED, S.CORRUPT) for c in retired)
