@@ -7,16 +7,10 @@ from dataclasses import replace
 import pytest
 
 from durable_core.commit.journal import View
+from durable_core.testing.check.actors import continuing, created, worker
 from durable_core.testing.check.explorer import Explorer, Scenario
 from durable_core.testing.check.mutants import authority_rules, kill, mutants
-from durable_core.testing.check.scenarios import (
-    SCENARIOS,
-    SMALL_FIRST,
-    continuing,
-    created,
-    upgrading,
-    worker,
-)
+from durable_core.testing.check.scenarios import SCENARIOS, SMALL_FIRST, upgrading
 from durable_core.testing.planted import without
 
 SMALL = ("an impostor", "a step", "creation", "a cold", "epochs", "retirement of", "who", "a report")

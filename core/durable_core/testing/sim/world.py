@@ -18,17 +18,10 @@ from durable_core.errors import JournalBrokenError
 from durable_core.format import layout
 from durable_core.format.record import decode
 from durable_core.testing.invariants import Auditor
+from durable_core.testing.sim.keepers import Controller, Reader, Sweeper
 from durable_core.testing.sim.perform import Performing
 from durable_core.testing.sim.process import Job, Process, Script, Status
-from durable_core.testing.sim.scripts import (
-    Controller,
-    Emergency,
-    Follower,
-    Reader,
-    Stray,
-    Sweeper,
-    Trainer,
-)
+from durable_core.testing.sim.scripts import Emergency, Follower, Stray, Trainer
 from durable_core.testing.sim.store import Stage, Write
 from durable_core.testing.sim.subject import Subject
 
