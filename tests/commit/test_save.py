@@ -8,7 +8,7 @@ from commit_harness import Store, lost_ack, model_at, new_run, request, start
 from durable_core.commit import effects as fx
 from durable_core.commit.ending import cancel
 from durable_core.commit.journal import AppendInDoubt, replay, settle
-from durable_core.commit.request import SaveAborted, SaveOutcome
+from durable_core.commit.request import Deadlines, SaveAborted, SaveOutcome
 from durable_core.commit.save import save_coordinator, save_writer
 from durable_core.errors import Fenced, InDoubt, RunEnded, TierFull, TierUnavailable
 from durable_core.format import manifest as manifests
@@ -231,6 +231,41 @@ def test_a_missing_writer_costs_one_save(store):
     assert caught.value.c == 0 and view.state.checkpoints[0].state is CheckpointState.ABORTED
     outcomes = save_all(store, claim, [view, view], model_at(2), ROLES[:2])
     assert outcomes[0].c == 1 and restored(store) == model_at(2)
+
+
+@pytest.mark.parametrize("failing", ROLES[:2])
+@pytest.mark.parametrize("what", ["offer-", "shard-", "receipt-"])
+def test_a_writer_that_fails_tells_the_others_at_once(store, failing, what):
+    roles = ROLES[:2]
+    claim = start(store, roles=roles)
+
+    def spoil(effect):
+        if isinstance(effect, (fx.PutIfAbsent, fx.WriteShard)) and f"{what}{failing}" in effect.key:
+            raise TierFull(f"no space for {failing}")
+
+    store.spoil = spoil
+    patient = Deadlines(500.0, 500.0, 500.0, 500.0)
+    outcomes = save_all(store, claim, [claim.view] * 2, model_at(1), roles, deadlines=patient)
+    assert all(isinstance(outcome, SaveAborted) for outcome in outcomes)
+    assert all(f"no space for {failing}" in str(outcome) for outcome in outcomes)
+    assert store.clock < 5.0
+    store.spoil = lambda effect: None
+    views = [outcome.view for outcome in outcomes]
+    assert save_all(store, claim, views, model_at(2), roles)[0].step == 2
+
+
+def test_a_stranger_that_fails_has_nothing_to_say(store):
+    claim = start(store, roles=ROLES[:1])
+    view = save(store, claim, claim.view, model_at(1)).view
+    steps = store.steps(
+        save_coordinator(view, request(claim.token, model_at(2))), slices_of(model_at(2), "dp0")
+    )
+    while not isinstance(next(steps), fx.WriteShard):
+        pass
+    asked = request(claim.token, model_at(2), "dp9", ("dp0", "dp9"))
+    with pytest.raises(SaveAborted, match="no offer of dp0"):
+        store.run(save_writer(view, asked), slices_of(model_at(2), "dp9"), "dp9")
+    assert store.run(replay()).state.checkpoints[1].state is CheckpointState.ALLOCATED
 
 
 def test_a_writer_without_a_coordinator_gives_up(store):

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from durable_core.commit.effects import Program, Reached, Size
 from durable_core.commit.fence import token_error
 from durable_core.commit.journal import AppendInDoubt, Draft, View, append, replay, settle
-from durable_core.commit.machine import COORDINATOR, WRITER, Event, Walk
+from durable_core.commit.machine import COORDINATOR, WRITER, Event, Phase, Walk
 from durable_core.commit.objects import poll, put_document
 from durable_core.commit.plan import check_receipts, receipt_digests, unite
 from durable_core.commit.request import SaveAborted, SaveOutcome, SaveRequest
-from durable_core.commit.state import CheckpointInfo
+from durable_core.commit.watch import Watch
 from durable_core.commit.writing import Attempt, collect, write_part
 from durable_core.errors import (
     CommitAborted,
@@ -66,8 +66,9 @@ def save_coordinator(view: View, request: SaveRequest) -> Program[SaveOutcome]:
         raise SaveAborted(f"step {request.step}: {error}", view) from error
     walk.on(Event.ALLOCATE)
     yield Reached(CrashPoint.K1)
+    watch = Watch(view, request.token, attempt.info.c)
     try:
-        return (yield from _carry_through(walk, view, attempt))
+        return (yield from _carry_through(walk, attempt, watch))
     except FencedError:
         walk.on(Event.FENCE)
         raise
@@ -76,19 +77,19 @@ def save_coordinator(view: View, request: SaveRequest) -> Program[SaveOutcome]:
         raise
     except GIVEN_UP as error:
         walk.on(Event.ABORT)
-        view = yield from _abort(view, attempt, str(error))
+        view = yield from _abort(watch.view, attempt, str(error))
         message = f"c{attempt.info.c} at step {request.step}: {error}"
         raise SaveAborted(message, view, attempt.info.c) from error
 
 
-def _carry_through(walk: Walk, view: View, attempt: Attempt) -> Program[SaveOutcome]:
+def _carry_through(walk: Walk, attempt: Attempt, watch: Watch) -> Program[SaveOutcome]:
     """From the allocation to the commit record."""
     request = attempt.request
-    own = yield from write_part(walk, attempt)
+    own = yield from write_part(walk, attempt, watch)
     yield Reached(CrashPoint.K8)
     if len(request.roles) > 1:
         yield Reached(CrashPoint.K20)
-    found = yield from collect(attempt, attempt.name.receipt, receipts.decode_receipt, own)
+    found = yield from collect(attempt, attempt.name.receipt, receipts.decode_receipt, own, watch)
     yield Reached(CrashPoint.K9)
     manifest, bytes_written = yield from _verify(attempt, found)
     walk.on(Event.VERIFY)
@@ -105,7 +106,7 @@ def _carry_through(walk: Walk, view: View, attempt: Attempt) -> Program[SaveOutc
         manifest_digest=manifests.manifest_digest(data),
         bytes=manifest.logical_bytes,
         bytes_written=bytes_written,
-        view=view,
+        view=watch.view,
     )
     return (yield from _commit(walk, manifest, outcome, request))
 
@@ -234,26 +235,37 @@ def _encoded(manifest: Manifest) -> bytes:
 def save_writer(view: View, request: SaveRequest) -> Program[SaveOutcome]:
     """Wait for the allocation of this step, write this role's part, wait for the commit.
 
-    Raises ``Fenced``, ``Superseded`` or ``RunEnded`` (stop), or ``SaveAborted``, also when the
-    commit has not been seen by the deadline: whether it came later, the journal says.
+    A failure of this writer's own is told to the others by ``checkpoint.aborted``. Raises ``Fenced``,
+    ``Superseded`` or ``RunEnded`` (stop), or ``SaveAborted``, also when the commit has not been seen
+    by the deadline: whether it came later, the journal says.
     """
     walk = Walk(WRITER)
     try:
         view, attempt = yield from _await_allocation(view, request)
-        walk.on(Event.ALLOCATE)
-        yield from write_part(walk, attempt)
-        yield Reached(CrashPoint.K8)
-        view = yield from wait_commit(
-            view, request.token, attempt.info.c, seconds=request.deadlines.commit_seconds
-        )
     except FencedError:
         walk.on(Event.FENCE)
         raise
     except GIVEN_UP as error:
         walk.on(Event.ABORT)
         raise SaveAborted(f"step {request.step} of {request.role}: {error}", view) from error
+    walk.on(Event.ALLOCATE)
+    watch = Watch(view, request.token, attempt.info.c)
+    try:
+        yield from write_part(walk, attempt, watch)
+        yield Reached(CrashPoint.K8)
+        yield from _see_commit(watch, request.deadlines.commit_seconds)
+    except FencedError:
+        walk.on(Event.FENCE)
+        raise
+    except GIVEN_UP as error:
+        view = watch.view
+        if walk.phase is not Phase.RECEIPTED and request.role in view.state.members:
+            view = yield from _abort(view, attempt, f"{request.role}: {error}")
+        walk.on(Event.ABORT)
+        message = f"c{watch.c} at step {request.step}, {request.role}: {error}"
+        raise SaveAborted(message, view, watch.c) from error
     walk.on(Event.COMMIT)
-    info = view.state.checkpoints[attempt.info.c]
+    info = watch.view.state.checkpoints[watch.c]
     return SaveOutcome(
         c=info.c,
         step=info.step,
@@ -262,7 +274,7 @@ def save_writer(view: View, request: SaveRequest) -> Program[SaveOutcome]:
         manifest_digest=info.manifest_digest,
         bytes=info.bytes,
         bytes_written=info.bytes_written,
-        view=view,
+        view=watch.view,
     )
 
 
@@ -300,24 +312,13 @@ def wait_commit(view: View, token: Token, c: int, *, seconds: float) -> Program[
     """The view in which ``c`` is committed.
 
     Raises ``CommitAborted`` when it was aborted or is still open after ``seconds``, or the reason why
-    ``token`` may not write any more. A commit before that counts, whatever came after it.
+    ``token`` may not write any more.
     """
-    seen = view
+    watch = Watch(view, token, c)
+    yield from _see_commit(watch, seconds)
+    return watch.view
 
-    def look() -> Program[CheckpointInfo | None]:
-        nonlocal seen
-        seen = yield from replay(seen)
-        info = seen.state.checkpoints.get(c)
-        if info is not None and info.state is not CheckpointState.ALLOCATED:
-            return info
-        error = token_error(seen.state, token)
-        if error is not None:
-            raise error
-        return None
 
-    info = yield from poll(look, seconds=seconds)
-    if info is None:
-        raise CommitAborted(f"c{c} has not been committed by the deadline")
-    if not info.was_committed:
-        raise CommitAborted(f"c{c} was {info.state.value}: {info.note}")
-    return seen
+def _see_commit(watch: Watch, seconds: float) -> Program[None]:
+    if not (yield from poll(watch.look, seconds=seconds)):
+        raise CommitAborted(f"c{watch.c} has not been committed by the deadline")

@@ -12,6 +12,7 @@ from durable_core.commit.objects import poll, put_document
 from durable_core.commit.plan import assign
 from durable_core.commit.request import SaveRequest
 from durable_core.commit.state import CheckpointInfo
+from durable_core.commit.watch import Watch
 from durable_core.errors import CommitAborted
 from durable_core.format import digests
 from durable_core.format import receipt as receipts
@@ -35,7 +36,7 @@ class Attempt:
         return CheckpointName(self.info.generation, self.info.c, self.info.nonce)
 
 
-def write_part(walk: Walk, attempt: Attempt) -> Program[Receipt]:
+def write_part(walk: Walk, attempt: Attempt, watch: Watch) -> Program[Receipt]:
     """Offer, shard, ledger segment, receipt: all durable when this returns."""
     request, name = attempt.request, attempt.name
     offered: tuple[SliceInfo, ...] = ()
@@ -46,7 +47,7 @@ def write_part(walk: Walk, attempt: Attempt) -> Program[Receipt]:
         wanted = tuple(info.slice for info in offered)
     else:
         offered = yield from _describe(request)
-        wanted = yield from _agree(attempt, offered)
+        wanted = yield from _agree(attempt, offered, watch)
         walk.on(Event.OFFER)
     written: WrittenShard | None = None
     if wanted:
@@ -81,7 +82,9 @@ def _without_reused(request: SaveRequest, slices: tuple[SliceKey, ...]) -> tuple
     return tuple(piece for piece in slices if piece not in reused)
 
 
-def _agree(attempt: Attempt, offered: tuple[SliceInfo, ...]) -> Program[tuple[SliceKey, ...]]:
+def _agree(
+    attempt: Attempt, offered: tuple[SliceInfo, ...], watch: Watch
+) -> Program[tuple[SliceKey, ...]]:
     """Put this writer's offer, read everyone's, and take from them what is this writer's to write."""
     request, name = attempt.request, attempt.name
     own = Offer(
@@ -93,7 +96,7 @@ def _agree(attempt: Attempt, offered: tuple[SliceInfo, ...]) -> Program[tuple[Sl
         documents={doc: receipts.document_digest(value) for doc, value in request.documents.items()},
     )
     yield from put_document(name.offer(request.role), receipts.encode_offer(own))
-    found = yield from collect(attempt, name.offer, receipts.decode_offer, own)
+    found = yield from collect(attempt, name.offer, receipts.decode_offer, own, watch)
     for role, offer in found.items():
         if (offer.role, offer.step) != (role, request.step):
             raise CommitAborted(f"{role} offers step {offer.step} as {offer.role}, not {request.step}")
@@ -129,11 +132,11 @@ def _placed(
 
 
 def collect(
-    attempt: Attempt, key_of: Callable[[str], str], decode: Callable[..., D], own: D
+    attempt: Attempt, key_of: Callable[[str], str], decode: Callable[..., D], own: D, watch: Watch
 ) -> Program[dict[str, D]]:
     """Every role's document of one kind, by identity; this role's own is in hand.
 
-    ``CommitAborted`` names those missing at the deadline.
+    ``CommitAborted`` names those missing at the deadline, or the writer's failure that ended the save.
     """
     request = attempt.request
     offers = isinstance(own, Offer)
@@ -146,7 +149,10 @@ def collect(
                 data = yield Get(key_of(role))
                 if data is not None:
                     found[role] = decode(data, key=key_of(role))
-        return True if len(found) == len(request.roles) else None
+        if len(found) == len(request.roles):
+            return True
+        yield from watch.look()
+        return None
 
     seconds = deadlines.offers_seconds if offers else deadlines.receipts_seconds
     if not (yield from poll(look, seconds=seconds)):

@@ -142,10 +142,12 @@ def _delete_first(view: View, policy: Any, **how: Any) -> Program[collect.Retire
     return (yield from collect.retire(view, policy, **how))
 
 
-def _count(attempt: Any, key_of: Callable[[str], str], decode: Callable[..., Any], own: Any) -> Program[Any]:
+def _count(
+    attempt: Any, key_of: Callable[[str], str], decode: Callable[..., Any], own: Any, watch: Any
+) -> Program[Any]:
     """Waits for as many receipts as there are writers, whoever signed them."""
     if not isinstance(own, Receipt):
-        return (yield from writing.collect(attempt, key_of, decode, own))
+        return (yield from writing.collect(attempt, key_of, decode, own, watch))
     wanted = len(attempt.request.roles)
     for _ in range(60):
         keys = [key for key in (yield fx.ListKeys(attempt.name.prefix)) if "/receipt-" in key]
@@ -156,7 +158,7 @@ def _count(attempt: Any, key_of: Callable[[str], str], decode: Callable[..., Any
                 found[receipt.role] = receipt
             return found
         yield fx.Wait(0.05)
-    return (yield from writing.collect(attempt, key_of, decode, own))
+    return (yield from writing.collect(attempt, key_of, decode, own, watch))
 
 
 def _digests_present(found: Mapping[str, Receipt], roles: Any) -> dict[str, str]:

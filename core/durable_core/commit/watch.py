@@ -1,0 +1,36 @@
+"""L3. The journal as one writer follows it while it waits for the others."""
+
+from __future__ import annotations
+
+from durable_core.commit.effects import Program
+from durable_core.commit.fence import token_error
+from durable_core.commit.journal import View, replay
+from durable_core.errors import CommitAborted
+from durable_core.types import CheckpointState, Token
+
+
+class Watch:
+    """Looks for the end of one save. A writer that fails says so in the journal, so that the others
+    hear of it at once and not at their deadlines. ``view`` is the newest seen."""
+
+    def __init__(self, view: View, token: Token, c: int) -> None:
+        self.view = view
+        self.token = token
+        self.c = c
+
+    def look(self) -> Program[bool | None]:
+        """``True`` when the checkpoint is committed, ``None`` while it is open.
+
+        Raises ``CommitAborted`` when it was aborted, or the reason why ``token`` may not write any more. A
+        commit before that counts, whatever came after it.
+        """
+        self.view = yield from replay(self.view)
+        info = self.view.state.checkpoints.get(self.c)
+        if info is not None and info.was_committed:
+            return True
+        if info is not None and info.state is not CheckpointState.ALLOCATED:
+            raise CommitAborted(f"c{self.c} was {info.state.value}: {info.note}")
+        error = token_error(self.view.state, self.token)
+        if error is not None:
+            raise error
+        return None
