@@ -7,6 +7,7 @@ from commit_harness import DIGEST, Store, model_at, new_run, request, start
 
 from durable_core.commit import ending
 from durable_core.commit.claim import (
+    Choice,
     choose_restore_point,
     claim_controller,
     claim_generation,
@@ -85,6 +86,12 @@ def test_abandoned_ones_are_no_candidates(store):
     assert second.restore_point.c == 0
     assert start(store).restore_point.c == 0, "c1 is off the lineage now"
     assert second.view.state.status(1) is CheckpointState.ABANDONED
+
+
+def test_a_restore_point_that_cannot_be_is_refused_not_raced(store):
+    commits(store, start(store), 1)
+    with pytest.raises(RecordRefused, match="restore point c7 is unknown"):
+        start(store, choose=lambda state: Choice(0, "") if state.generation == 7 else Choice(7, "typo"))
 
 
 def test_marking_corrupt_twice_writes_once(store):

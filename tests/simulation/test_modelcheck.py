@@ -53,3 +53,19 @@ def test_removing_a_rule_removes_it_everywhere():
 
 def test_an_upgraded_token_is_seen():
     assert any("refused" in violation for violation in Explorer(upgrading).run().violations)
+
+
+class Unmerged(Explorer):
+    """Tells two local states apart whenever their answers differ, however alike they are."""
+
+    def _local(self, actor, answers, effect, notes, frames):
+        return super()._local(actor, answers, effect, notes, answers)
+
+
+@pytest.mark.parametrize("name", ["creation", "a cold", "who", "a report", "retirement of", "epochs"])
+def test_taking_like_states_for_one_loses_no_history(name):
+    (scenario,) = (scenario for scenario in SCENARIOS if scenario.name.startswith(name))
+    scenario = replace(scenario, faults=min(1, scenario.faults))
+    merged, unmerged = Explorer(scenario).run(), Unmerged(scenario).run()
+    assert merged.journals == unmerged.journals and merged.violations == unmerged.violations
+    assert merged.states < unmerged.states

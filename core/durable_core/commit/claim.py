@@ -113,8 +113,8 @@ def claim_generation(
     """Start the next generation from the restore point that ``choose`` picks at the tail.
 
     Raises ``Superseded`` when another launch has taken the run over and ``takeover`` is not set,
-    ``RunEnded``, ``RunNotFoundError``, ``NoUsableCheckpoint`` (from ``choose``), ``LostSlot`` after
-    ``CLAIM_ROUNDS`` lost races, or the tier's errors.
+    ``RunEnded``, ``RunNotFoundError``, ``NoUsableCheckpoint`` (from ``choose``), ``RecordRefused`` for a
+    choice that cannot be restored, ``LostSlot`` after ``CLAIM_ROUNDS`` lost races, or the tier's errors.
     """
     view = yield from replay(view)
     for _ in range(CLAIM_ROUNDS):
@@ -122,7 +122,7 @@ def claim_generation(
         if not state.exists:
             raise RunNotFoundError("no run in this journal", hint="create it first")
         choice = choose(_without_foreign_fork(state, launch_id))
-        info = None if choice.c is None else state.checkpoints[choice.c]
+        info = None if choice.c is None else state.checkpoints.get(choice.c)
         payload: dict[str, Any] = {
             "restore_point": choice.c,
             "manifest_digest": None if info is None else info.manifest_digest,

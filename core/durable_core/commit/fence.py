@@ -9,18 +9,19 @@ from durable_core.format.record import Record
 from durable_core.types import Token
 
 
-def refusal_error(state: RunState, record: Record, refusal: Refusal) -> DurableError:
-    """The error for ``record`` being refused in ``state``.
+def refusal_error(state: RunState, record: Record, refusal: Refusal, *, moved: bool) -> DurableError:
+    """The error for ``record`` being refused in ``state``; ``moved``: since it was decided on, other
+    records have come.
 
     ``Fenced``, ``Superseded`` and ``RunEnded`` mean: stop, and never come back with a newer token
     (FENCE-11). ``LostSlot``: a claim has to choose again. ``RecordRefused``: give this record up.
     """
     what = f"{record.kind.value} of generation {record.generation}"
-    if refusal.cause is Cause.RACED:
+    if refusal.cause is Cause.RACED and moved:
         return LostSlot(f"{what}: {refusal.reason}")
     if refusal.cause is Cause.ENDED:
         return RunEnded(f"{what}: {refusal.reason}", hint="a larger target extends a run that succeeded")
-    if refusal.cause is Cause.UNFIT:
+    if refusal.cause in (Cause.UNFIT, Cause.RACED):
         return RecordRefused(f"{what}: {refusal.reason}")
     return _stale(state, record.launch_id, f"{what}: {refusal.reason}")
 

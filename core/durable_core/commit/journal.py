@@ -152,6 +152,7 @@ def append(view: View, draft: Draft, *, attempts: int = 5, exact: bool = False) 
     would be void), ``LostSlot`` for claims and with ``exact`` (the caller must decide again),
     ``AppendInDoubt``, or the ``TierError`` of a slot that could not be written and is not in doubt.
     """
+    decided_at = view.next_seq
     view = yield from settle(view, attempts=attempts)
     op_id = draft.op_id or (yield NewId())
     for _ in range(MAX_LOST):
@@ -169,7 +170,7 @@ def append(view: View, draft: Draft, *, attempts: int = 5, exact: bool = False) 
         )
         refusal = judge(view.state, record, view.table)
         if refusal is not None:
-            raise refusal_error(view.state, record, refusal)
+            raise refusal_error(view.state, record, refusal, moved=view.next_seq > decided_at)
         view, ours = yield from _occupy(view, record, attempts)
         if ours:
             return view
@@ -178,7 +179,7 @@ def append(view: View, draft: Draft, *, attempts: int = 5, exact: bool = False) 
             # authority first: a superseded launch must hear that, not "try again"
             refusal = judge(view.state, record, view.table)
             if refusal is not None:
-                raise refusal_error(view.state, record, refusal)
+                raise refusal_error(view.state, record, refusal, moved=True)
             raise LostSlot(f"{draft.kind.value}: slot {record.seq} went to another record")
     raise LostSlot(f"{draft.kind.value}: lost {MAX_LOST} slots in a row")
 
