@@ -114,6 +114,15 @@ class SteppedDown(Event):
     reason: str
 
 
+@dataclass(frozen=True)
+class ReplayMismatched(Event):
+    """A step done again after a restore gave other numbers than before the failure (VERIF-01): under a
+    bitwise promise that is non-determinism or silent corruption."""
+
+    step: int
+    reason: str
+
+
 # --- standing ------------------------------------------------------------------------------
 
 

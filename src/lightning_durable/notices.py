@@ -59,6 +59,8 @@ def _sentence(event: events.Event) -> str | None:
         )
     if isinstance(event, events.SteppedDown):
         return f"checkpoint {event.c} is damaged ({event.key}: {event.reason}); going back to {event.to}"
+    if isinstance(event, events.ReplayMismatched):
+        return f"the replay differs from what was trained before the failure: {event.reason}"
     if isinstance(event, events.PromiseLowered):
         return f"the promise is lowered from {event.was.value} to {event.now.value}: {event.reason}"
     return None

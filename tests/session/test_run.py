@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from session_helpers import check, restored, start, state_at, train
 
-from durable_core import errors
+from durable_core import errors, events
 from durable_core.commit.retention import Retention
 from durable_core.engine.inspect import open_run
 from durable_core.session import Run, Settings
@@ -236,14 +236,16 @@ def test_replayed_steps_are_compared_with_their_first_execution(tmp_path: Path) 
     run.close()
     (tmp_path / "hints/owner.json").write_bytes(hint)
     again = start(tmp_path, takeover=True)
-    seen: list[object] = []
+    seen: list[events.Event] = []
+    again.board.listeners.append(seen.append)
     again.note_metrics(1, loss=1.0)
     again.note_metrics(2, loss=0.5 + 1e-12)
     again.flush()
     again.close()
     assert again.replayed == 2
     failures = [line.payload for line in open_run(tmp_path).state.failures]
-    assert [line["signature"] for line in failures] == ["replay-mismatch"], seen
+    assert [line["signature"] for line in failures] == ["replay-mismatch"]
+    assert [event.step for event in seen if isinstance(event, events.ReplayMismatched)] == [2]
 
 
 def test_what_dead_writers_left_is_collected(tmp_path: Path) -> None:

@@ -300,6 +300,7 @@ class Run:
             self._replayed.append(row)
             verdict = window.compare([reference], [row], self.promise)
             if verdict.ok is False:
+                self.board.emit(events.ReplayMismatched(self.clock.now(), step, verdict.reason))
                 self._active().note_failure("F13", "replay-mismatch", verdict.reason, step)
 
     @property
