@@ -66,6 +66,21 @@ def test_accumulation_may_straddle_epochs_that_ended() -> None:
     assert places(ledger) == [(1, 0, 0), (1, 1, 0)] and ledger.position == (1, 1)
 
 
+def test_an_epoch_left_early_at_the_end_of_a_run_is_declared_with_the_last_rows() -> None:
+    ledger = make()
+    ledger.hand_over(tag(0, 0))
+    ledger.acknowledge(1, step=1, no_update=False)
+    ledger.leave(1)
+    assert [(row.step, row.batch, row.abandoned) for row in ledger.drain_rows()] == [
+        (1, 0, False),
+        (1, 1, True),
+    ]
+    assert ledger.drain_rows() == ()
+    ledger.hand_over(tag(1, 0))
+    ledger.acknowledge(1, step=2, no_update=False)
+    assert [(row.epoch, row.abandoned) for row in ledger.drain_rows()] == [(1, False)]
+
+
 def test_an_epoch_left_early_is_declared_with_the_next_batch() -> None:
     ledger = make()
     for k in range(2):

@@ -51,6 +51,7 @@ class Ledger:
         self._abandoned: tuple[int, int] | None = None
         self._leaving = False
         self._acknowledged = 0
+        self._last_step: int | None = None
         self._forgotten = 0
 
     @property
@@ -144,9 +145,8 @@ class Ledger:
             )
         self._outstanding.popleft()
         if self._abandoned is not None:
-            epoch, batch = self._abandoned
-            self._rows.append(Row(step, epoch, batch, np.empty(0, np.int64), RowFlag.ABANDONED))
-            self._abandoned = None
+            self._add_departure(step)
+        self._last_step = step
         flags = RowFlag.NO_UPDATE if no_update else RowFlag.NONE
         self._rows.append(Row(step, tag.epoch, tag.batch, tag.ids, flags))
         self._due = _after(tag)
@@ -161,10 +161,27 @@ class Ledger:
             if self._due < self._floor:
                 self._abandoned, self._due, self._state = self._due, self._floor, None
 
+    def _declare_departure(self) -> None:
+        """An epoch was left and no batch has followed yet; at the end of a run none will.
+
+        A save taken now says that the next epoch comes next, so its ledger has to say why.
+        """
+        if self._leaving and not self._outstanding:
+            self._settle_departure()
+        if self._abandoned is not None and self._last_step is not None:
+            self._add_departure(self._last_step)
+
+    def _add_departure(self, step: int) -> None:
+        assert self._abandoned is not None
+        epoch, batch = self._abandoned
+        self._rows.append(Row(step, epoch, batch, np.empty(0, np.int64), RowFlag.ABANDONED))
+        self._abandoned = None
+
     # --- rows ---------------------------------------------------------------------------------
 
     def rows_since(self, step: int) -> tuple[Row, ...]:
         """Rows of steps after ``step``, oldest first; nothing is removed."""
+        self._declare_departure()
         return tuple(row for row in self._rows if row.step > step)
 
     def forget_rows(self, through_step: int) -> None:
@@ -173,6 +190,7 @@ class Ledger:
 
     def drain_rows(self) -> tuple[Row, ...]:
         """All rows, oldest first, which are then forgotten here."""
+        self._declare_departure()
         rows, self._rows = tuple(self._rows), []
         return rows
 
