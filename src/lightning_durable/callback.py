@@ -33,7 +33,8 @@ class DurableCheckpoint(Callback):
         every_n_train_steps: optimizer steps between two checkpoints, or ``"auto"``: from their measured cost.
         train_time_interval: longest time between two checkpoints: a ``timedelta`` or seconds.
         promise: what a resume guarantees: ``"bitwise"``, ``"exact-order"``, ``"coverage"`` or
-            ``"distribution"``.
+            ``"distribution"``; one that cannot be kept is refused. ``None``: bitwise, lowered with a warning
+            when the software has changed.
         tiers: reserved for further places to keep copies; only ``None`` (``root`` alone) is accepted yet.
         retention: which checkpoints to keep; ``Retention()`` keeps the last three.
         backlog: when storage cannot keep up, ``"skip"`` a snapshot (counted) or ``"delay"`` the loop.
@@ -58,7 +59,7 @@ class DurableCheckpoint(Callback):
         resume: Resume = "auto",
         every_n_train_steps: int | str = "auto",
         train_time_interval: timedelta | float | None = None,
-        promise: Promise | str = "bitwise",
+        promise: Promise | str | None = None,
         tiers: None = None,
         retention: Retention | None = None,
         backlog: Backlog = "skip",

@@ -34,7 +34,7 @@ class Options:
         resume: Resume,
         every_n_train_steps: int | str,
         train_time_interval: timedelta | float | None,
-        promise: Promise | str,
+        promise: Promise | str | None,
         retention: Retention | None,
         backlog: Backlog,
         on_rpo_breach: OnBreach,
@@ -50,7 +50,8 @@ class Options:
         settings = Settings(
             resume=resume,
             takeover=takeover,
-            promise=_promise(promise),
+            promise=Promise.BITWISE if promise is None else _promise(promise),
+            insist=promise is not None,
             cadence=Cadence(
                 every_n_steps=every_n_train_steps,
                 every_seconds=interval.total_seconds() if isinstance(interval, timedelta) else interval,

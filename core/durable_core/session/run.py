@@ -8,7 +8,7 @@ method is called on the training thread, by all writers of the run alike.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,12 @@ from durable_core.format import codec, layout
 from durable_core.session.opening import Coordinator, Opening, RestorePoint
 from durable_core.session.saving import Saver
 from durable_core.session.settings import Settings
+from durable_core.session.software import promised
 from durable_core.session.status import Board, Status
 from durable_core.session.tiers import open_tier
 from durable_core.session.world import World
 from durable_core.spec import RunSpec
-from durable_core.state import window
+from durable_core.state import fingerprint, window
 from durable_core.tier.base import Tier
 from durable_core.types import Promise, Token
 
@@ -71,6 +72,7 @@ class Run:
         self._heartbeat: heartbeat.Heartbeat | None = None
         self._saver: Saver | None = None
         self._loaded: Loaded | None = None
+        self._lowered: tuple[Promise, str] | None = None
         self._window = window.Window(settings.metrics_window)
         self._replayed: list[window.Row] = []
         self._reference = _reference(coordinator.previous if coordinator else None)
@@ -175,10 +177,25 @@ class Run:
             except (CorruptError, ObjectNotFoundError) as error:
                 self._step_down(point, error)
                 continue
+            self._judge_software(found.manifest.fingerprint)
             return self._accept(found, self.clock.monotonic() - started)
 
     def _read(self, point: RestorePoint) -> restore.Restored:
         return restore.read(self.tier, point.manifest, point.digest, self.world.role)
+
+    def _judge_software(self, was: Mapping[str, Any]) -> None:
+        """Before anything is overwritten: what can still be promised under the software of now."""
+        settings = self.settings
+
+        def decide() -> Any:
+            asked = settings.promise if settings.insist else None
+            held = promised(self.promise, asked=asked, was=was, now=fingerprint.fingerprint())
+            return [held.promise.value, held.reason]
+
+        value, reason = self.world.decide(decide)
+        if Promise(value) is not self.promise:
+            self._lowered = (Promise(value), reason)
+            self._opening = replace(self._opening, promise=Promise(value))
 
     def _accept(self, found: restore.Restored, seconds: float) -> Loaded:
         manifest = found.manifest
@@ -233,6 +250,8 @@ class Run:
         self._saver = Saver(
             self._performer, self.clock, self.world, self.settings, self.token, view, self.board, self._window
         )
+        if self._lowered is not None:
+            self._saver.lower_promise(*self._lowered)
 
     def _follow(self) -> View:
         """Another writer's view: the journal up to the claim of this generation."""

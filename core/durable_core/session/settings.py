@@ -24,11 +24,14 @@ class Settings:
     ``backlog``: what a save does when all ``slots`` staging buffers are busy: ``skip`` this snapshot
     (counted) or ``delay`` the loop until one is free. ``commit_deadline_s`` bounds the wait for
     another writer; ``metrics_window`` is how many metric rows a checkpoint carries.
+    ``insist``: the promise is kept or the start refused; otherwise changed software lowers it, and
+    the journal says so.
     """
 
     resume: Resume = "auto"
     takeover: bool = False
     promise: Promise = Promise.BITWISE
+    insist: bool = False
     cadence: Cadence = field(default_factory=Cadence)
     retention: Retention = field(default_factory=Retention)
     backlog: Backlog = "skip"

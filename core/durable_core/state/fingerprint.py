@@ -51,8 +51,17 @@ def fingerprint() -> dict[str, str]:
 
 
 def compare(old: Fingerprint, new: Fingerprint) -> tuple[str, ...]:
-    """Names of the fields that differ, or that only one of the two has; sorted."""
-    return tuple(sorted(name for name in {*old, *new} if old.get(name) != new.get(name)))
+    """Names of the fields that differ, or that only one of the two has; sorted.
+
+    A framework that only one of the processes had imported is no difference: imports come late.
+    """
+    return tuple(sorted(name for name in {*old, *new} if _differs(name, old.get(name), new.get(name))))
+
+
+def _differs(name: str, old: str | None, new: str | None) -> bool:
+    if name.startswith("framework.") and (old is None or new is None):
+        return False
+    return old != new
 
 
 def _accelerators() -> dict[str, str]:
