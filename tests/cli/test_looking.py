@@ -152,10 +152,12 @@ def test_a_stepped_down_run_tells_what_was_corrupt(tmp_path: Path, durable: Dura
     train(tmp_path / "run", steps=6)
     path = manifests(tmp_path / "run")[-1]
     path.chmod(0o644)
-    path.write_bytes(b"{}")  # c2 is damaged: the next start steps down to c1
+    path.write_bytes(b"{}")  # c2 is damaged: the next start steps down to c1, and leaves at step 5
     train(tmp_path / "run", steps=5)
     rows = durable("ls", tmp_path / "run", "--json").document["checkpoints"]
-    assert [row["state"] for row in rows] == ["committed", "committed", "corrupt"]
+    assert [(row["step"], row["state"]) for row in rows] == [
+        (0, "committed"), (3, "committed"), (6, "corrupt"), (5, "committed"),
+    ]  # fmt: skip
     assert durable("verify", tmp_path / "run").code == output.CORRUPT
     train(tmp_path / "run")
     assert durable("audit", tmp_path / "run", "--json").document["samples"] == SIZE * EPOCHS

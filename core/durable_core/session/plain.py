@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
+
+import torch
 
 from durable_core.commit.retention import Retention
 from durable_core.data import DurableLoader
-from durable_core.errors import UsageError
+from durable_core.errors import CommitAborted, DurableError, SpecMismatchError, TierError, UsageError
+from durable_core.session import notices
 from durable_core.session.cadence import Cadence
 from durable_core.session.run import Run
 from durable_core.session.settings import Backlog, OnBreach, Resume, Settings
@@ -41,17 +45,20 @@ class DurableSession:
 
     def __init__(self, run: Run, state: Mapping[str, Any]) -> None:
         self.run = run
-        self._loaders = {name: item for name, item in state.items() if isinstance(item, DurableLoader)}
-        self._objects = {name: item for name, item in state.items() if name not in self._loaders}
-        if len(self._loaders) > 1:
-            raise UsageError(
-                f"two loaders in one state: {', '.join(self._loaders)}", hint="combine them into one"
-            )
-        self._loader = next(iter(self._loaders.values()), None)
+        self._loader = loader_of(state)
+        self._objects = {name: item for name, item in state.items() if item is not self._loader}
         self._step = 0
         self._unprepared = True
+        self._updated = False  # an optimizer has stepped since the last boundary
         self._term = threading.Event()
+        self._process = os.getpid()
         self._previous_handler: Any = None
+        self._hooks = [
+            item.register_step_post_hook(self._on_update)
+            for item in self._objects.values()
+            if isinstance(item, torch.optim.Optimizer)
+        ]
+        run.board.listeners.append(notices.warn)
 
     @classmethod
     def open(
@@ -74,7 +81,8 @@ class DurableSession:
         """Start the run at ``root``, or restore its newest verified checkpoint into ``state``.
 
         ``every_n_steps`` counts calls of ``step()``. Raises what ``Run.open`` and ``Run.load`` raise,
-        and ``UsageError`` naming an object of ``state`` that cannot be saved.
+        and ``UsageError`` naming an object of ``state`` that cannot be saved. Trouble with the storage
+        and whatever else a person should know is told as warnings.
         """
         settings = Settings(
             resume=resume,
@@ -87,22 +95,31 @@ class DurableSession:
             rpo_steps=rpo_steps,
         )
         world = world or World.torch_distributed()
-        spec = spec or RunSpec(roles=world.roles, promise=settings.promise, seed=_seed_of(state))
+        loader = loader_of(state)
+        check_share(loader, world)
+        if spec is None:  # the seed of the data order is the run's; without a loader it is nobody's
+            seed = 0 if loader is None else loader.seed
+            spec = RunSpec(roles=world.roles, promise=settings.promise, seed=seed)
         run = Run.open(root, world=world, settings=settings, spec=spec)
-        session = cls(run, state)
         try:
-            session._begin()
+            session = cls(run, state)
+            session._begin(spec.seed)
         except BaseException:
             run.close()
             raise
         return session
 
-    def _begin(self) -> None:
+    def _begin(self, asked_seed: int) -> None:
+        for warning in self.run.warnings:
+            notices.say(warning)
         if self.run.fresh:
+            if self._loader is not None and self.run.seed != asked_seed:
+                self._loader.bind(seed=self.run.seed)  # of a start that died before its first commit
             self.run.confirm()
             self.save(wait=True)
         else:
             loaded = self.run.load()
+            check_position(self._loader, loaded.cursor)
             capture.restore(self._objects, loaded.state)
             if self._loader is not None:
                 self._loader.load_state_dict(loaded.cursor)
@@ -115,7 +132,14 @@ class DurableSession:
             self._previous_handler = signal.signal(signal.SIGTERM, self._on_term)
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a forked child has no boundary: it ends, as it would without us
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         self._term.set()
+
+    def _on_update(self, *_: Any) -> None:
+        self._updated = True
 
     # --- in the loop -------------------------------------------------------------------------
 
@@ -139,20 +163,28 @@ class DurableSession:
         ``Fenced`` when another process has taken the run over.
         """
         self._step += 1
+        self._updated = False
         if self._loader is not None and self._loader.outstanding:
             self._loader.acknowledge(self._loader.outstanding, step=self._step)
         self.run.note_metrics(self._step, loss=loss, lr=lr, grad_norm=grad_norm)
         self.run.boundary(self._step)
         if self._term.is_set():
-            self.run.draining(self._step, "SIGTERM")
-            self.save(wait=True)
-            self.close()
-            raise Drained()
+            self._drain()
         if self.run.due(self._step):
             return self.save()
         if self._unprepared:  # the optimizer has its moments only now: the state has its full size
             self._prepare()
         return False
+
+    def _drain(self) -> NoReturn:
+        self.run.draining(self._step, "SIGTERM")
+        failure: DurableError | None = None
+        try:
+            self.save(wait=True)
+        except (CommitAborted, TierError) as error:
+            failure = error  # told as a warning; the next start does those steps again
+        self.close()
+        raise Drained() from failure
 
     def _prepare(self) -> None:
         state, role = self._trees()
@@ -160,7 +192,16 @@ class DurableSession:
         self._unprepared = False
 
     def save(self, *, wait: bool = False) -> bool:
-        """Stage the state now, at a boundary. ``wait``: until it is committed. ``False``: skipped."""
+        """Stage the state now, at a boundary. ``wait``: until it is committed. ``False``: skipped.
+
+        ``UsageError`` between an optimizer's step and ``step()``: the model has consumed batches then that
+        a restart would give it again.
+        """
+        if self._updated:
+            raise UsageError(
+                f"an optimizer has stepped since the boundary of step {self._step}",
+                hint="call step() when the step is complete, then save()",
+            )
         state, role = self._trees()
         cursor = None if self._loader is None else self._loader.state_dict()
         rows = () if self._loader is None else self._loader.drain_rows()
@@ -186,17 +227,22 @@ class DurableSession:
         """Save the final state and record that the run has succeeded."""
         if self.run.completed:
             return
+        self._save_last()
+        self.run.succeed({"steps": self._step})
+
+    def _save_last(self) -> None:
         if self.run.status().newest_step != self._step:
             self.run.flush()
         if self.run.status().newest_step != self._step:
             self.save(wait=True)
-        self.run.succeed({"steps": self._step})
 
     def close(self) -> None:
-        """Flush and stop. Leaving the ``with`` block does it; harmless when repeated."""
+        """Flush and stop; harmless when repeated. Saves nothing: leaving the ``with`` block does."""
         if self._previous_handler is not None:
             signal.signal(signal.SIGTERM, self._previous_handler)
             self._previous_handler = None
+        while self._hooks:
+            self._hooks.pop().remove()
         self.run.close()
 
     def __enter__(self) -> DurableSession:
@@ -205,9 +251,52 @@ class DurableSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if error is None and not self.run.completed:
+                self._leave()
+        finally:
+            self.close()
+        if error is None and self._term.is_set():  # it came after the last boundary
+            raise Drained()
+
+    def _leave(self) -> None:
+        """The last step is made durable, unless the block was left in the middle of the next one."""
+        if not self._updated and not (self._loader is not None and self._loader.outstanding):
+            self._save_last()
+        elif self.run.status().newest_step != self._step:
+            notices.say(
+                f"the block was left within a step: what follows step {self.run.status().newest_step} "
+                "is done again by the next start"
+            )
 
 
-def _seed_of(state: Mapping[str, Any]) -> int:
-    """The seed of the data order is the run's; without a loader it is nobody's."""
-    return next((item.seed for item in state.values() if isinstance(item, DurableLoader)), 0)
+def loader_of(state: Mapping[str, Any]) -> DurableLoader | None:
+    """The one loader among the state's objects. ``UsageError`` for two."""
+    loaders = {name: item for name, item in state.items() if isinstance(item, DurableLoader)}
+    if len(loaders) > 1:
+        raise UsageError(f"two loaders in one state: {', '.join(loaders)}", hint="combine them into one")
+    return next(iter(loaders.values()), None)
+
+
+def check_share(loader: DurableLoader | None, world: World) -> None:
+    """``UsageError`` when every writer would train on the same samples, each as if they were its own."""
+    if loader is None or loader.streaming or loader.sampler is not None:
+        return  # which samples those give to whom is known to the user alone
+    place, places = world.roles.index(world.role), len(world.roles)
+    if (loader.replica, loader.replicas) != (place, places):
+        raise UsageError(
+            f"{world.role} is one of {places} writers, and its loader gives share {loader.replica} of "
+            f"{loader.replicas}",
+            hint=f"DurableLoader(..., replica={place}, replicas={places})",
+        )
+
+
+def check_position(loader: DurableLoader | None, cursor: Mapping[str, Any]) -> None:
+    """``SpecMismatchError`` unless there is a loader exactly where the checkpoint has a data position."""
+    if bool(cursor) != (loader is not None):
+        raise SpecMismatchError(
+            f"the checkpoint holds {'a' if cursor else 'no'} data position, and there is "
+            f"{'a' if loader is not None else 'no'} DurableLoader in the state",
+            fields=("loader",),
+            hint="nothing was changed; give the state the loader it was saved with, or start another run",
+        )
