@@ -159,6 +159,7 @@ class Coordinator:
                 f"the run has {ended.outcome}: {ended.detail.get('reason', '')}",
                 hint="start another run under another root",
             )
+        self._refuse_without_origin(state, external)
         if self.settings.resume == "fork" and not self._forked_already(state, external):
             self._fork(state, external)
             return (f"forked from run {state.run_id} under a new spec",)
@@ -167,6 +168,15 @@ class Coordinator:
             target = self.spec.to_json()["target"]
             self.view = self.performer.run(ending.extend(self.view, launch_id=self.launch, target=target))
         return warnings(comparison)
+
+    def _refuse_without_origin(self, state: RunState, external: str | None) -> None:
+        """A fork from an external checkpoint died before its first commit: only that can begin it again."""
+        fork = state.forks[-1] if state.forks and state.head is None else None
+        if fork is not None and fork.external is not None and external is None:
+            raise UsageError(
+                f"the run was forked from {fork.external}, and nothing has been committed since",
+                hint='give that checkpoint again with resume="fork"; without it training would start over',
+            )
 
     def _forked_already(self, state: RunState, external: str | None) -> bool:
         """A restart of a fork continues it: the same script must not fork again at every start."""
