@@ -1,4 +1,4 @@
-"""A start dies, or its disk is full, before any step that others can see; the next start goes on as if not."""
+"""A start dies, or its disk is full, before any step others can see; the next start goes on as if not."""
 
 from __future__ import annotations
 
