@@ -79,7 +79,8 @@ def check_first_fit(root: str) -> None:
     if root in _finished:
         raise UsageError(
             f"a fit under {root} has already finished in this process; this one would be taken for it",
-            hint='give each a key of its own, DurableCheckpoint(root, run_key="fold-1")',
+            hint='give each a key of its own, DurableCheckpoint(root, run_key="fold-1"); '
+            "a run is gone on with in a new process",
         )
 
 

@@ -21,6 +21,7 @@ def derive(trainer: Trainer, module: LightningModule, options: Options, world: W
     limits = hooks.limits(trainer)
     return derive_spec(
         model=describe_model(f"{kind.__module__}.{kind.__qualname__}", rows),
+        optimizers=_clipping(trainer),
         run_key=options.run_key,
         promise=options.settings.promise,
         seed=guard.seed(),
@@ -32,3 +33,12 @@ def derive(trainer: Trainer, module: LightningModule, options: Options, world: W
         accept_distribution=options.settings.promise.value == "distribution",
         reason="chosen in DurableCheckpoint" if options.settings.promise.value == "distribution" else "",
     )
+
+
+def _clipping(trainer: Trainer) -> dict[str, object]:
+    """What the Trainer itself does to an update; optimizers do not exist yet, and their state is restored."""
+    algorithm = trainer.gradient_clip_algorithm
+    return {
+        "gradient_clip_val": trainer.gradient_clip_val,
+        "gradient_clip_algorithm": None if algorithm is None else algorithm.value,
+    }

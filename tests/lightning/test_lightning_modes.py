@@ -94,6 +94,20 @@ def test_a_fork_goes_on_under_a_changed_script(tmp_path: Path) -> None:
     assert batches(lines(tmp_path, log="fork"))[0] == batches(lines(tmp_path, log="one"))[5]
 
 
+def test_gradient_clipping_is_part_of_the_run(tmp_path: Path) -> None:
+    from durable_core.errors import SpecMismatchError
+
+    def clipped(at: float, algorithm: str | None = None) -> Case:
+        return Case(
+            epochs=1, samples=16, trainer={"gradient_clip_val": at, "gradient_clip_algorithm": algorithm}
+        )
+
+    ok(tmp_path, lambda: fit(clipped(0.5), tmp_path))
+    refused(tmp_path, lambda: fit(clipped(0.1), tmp_path), SpecMismatchError, "gradient_clip_val: 0.5 -> 0.1")
+    refused(tmp_path, lambda: fit(clipped(0.5, "value"), tmp_path), SpecMismatchError, "-> 'value'")
+    ok(tmp_path, lambda: fit(clipped(0.5), tmp_path))
+
+
 # --- other sources of state ----------------------------------------------------------------
 
 
