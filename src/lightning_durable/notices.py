@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from durable_core import events
+from durable_core.session.notices import sentence_of
 from durable_core.session.run import Run
 from lightning_durable import hooks
 
@@ -26,7 +27,7 @@ class Notices:
 
     def _hear(self, event: events.Event) -> None:
         self._news = True
-        sentence = _sentence(event)
+        sentence = sentence_of(event)
         if sentence is not None:
             self._trouble = True
             rank_zero_warn(f"DurableCheckpoint: {sentence}")
@@ -43,24 +44,3 @@ class Notices:
             for logger in self._trainer.loggers:
                 logger.log_metrics(metrics, step=hooks.logger_step(self._trainer))
 
-
-def _sentence(event: events.Event) -> str | None:
-    if isinstance(event, events.SaveFailed):
-        return (
-            f"the save of step {event.step} failed, training goes on "
-            f"(durable: step {event.committed_step}): {event.error}"
-        )
-    if isinstance(event, events.SaveSkipped):
-        return f"the save of step {event.step} was skipped ({event.reason}); {event.skipped} skipped so far"
-    if isinstance(event, events.RpoBreached):
-        return (
-            f"more than {event.rpo_steps} steps are at risk at step {event.step} "
-            f"(durable: step {event.committed_step}); policy: {event.action}"
-        )
-    if isinstance(event, events.SteppedDown):
-        return f"checkpoint {event.c} is damaged ({event.key}: {event.reason}); going back to {event.to}"
-    if isinstance(event, events.ReplayMismatched):
-        return f"the replay differs from what was trained before the failure: {event.reason}"
-    if isinstance(event, events.PromiseLowered):
-        return f"the promise is lowered from {event.was.value} to {event.now.value}: {event.reason}"
-    return None

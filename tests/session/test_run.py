@@ -257,3 +257,18 @@ def test_what_dead_writers_left_is_collected(tmp_path: Path) -> None:
     assert not half.exists()
     kept = {path.name.split("-")[1] for path in (tmp_path / "checkpoints").iterdir()}
     assert kept == {"c00000006", "c00000007", "c00000008"}  # not even empty directories of the others
+
+
+def test_a_lost_journal_record_is_never_taken_for_the_tail(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    train(run, 1, 2)
+    run.close()
+    lost = tmp_path / "journal" / f"{3:020d}.json"
+    kept = lost.read_bytes()
+    before = sorted((tmp_path / "journal").iterdir())
+    lost.unlink()
+    with pytest.raises(errors.JournalBrokenError, match=lost.name):
+        Run.open(tmp_path)
+    assert sorted((tmp_path / "journal").iterdir()) == [path for path in before if path != lost]
+    lost.write_bytes(kept)
+    assert restored(tmp_path)[0] == 2

@@ -11,7 +11,7 @@ from durable_core.engine.inspect import open_run
 def verify(root: str, c: int | None) -> Answer:
     from durable_core.engine import verify as engine
 
-    reader = open_run(root)
+    reader = open_run(root, with_holes=True)
     report = engine.verify(reader, c)
     document = {
         "run": reader.state.run_id,

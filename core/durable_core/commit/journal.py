@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from durable_core.commit.effects import Get, NewId, Program, PutIfAbsent, SyncTail, Wait, WallTime
+from durable_core.commit.effects import Get, ListKeys, NewId, Program, PutIfAbsent, SyncTail, Wait, WallTime
 from durable_core.commit.fence import refusal_error
 from durable_core.commit.fold import AUTHORITY, Table, Verdict, apply, judge
 from durable_core.commit.state import RunState
@@ -125,6 +125,26 @@ def replay(view: View = EMPTY) -> Program[View]:
         view, _, _ = absorb(view, data)
     if view.next_seq > start:
         yield SyncTail()
+    return view
+
+
+def replay_whole(view: View = EMPTY) -> Program[View]:
+    """``replay``, for whoever is about to build on the tail: an empty slot with records beyond it is a
+    record that was lost, not the tail. ``JournalBrokenError`` names it.
+
+    The listing is a belt: one that lags shows fewer records, and then this is ``replay``.
+    """
+    listed = yield ListKeys(layout.JOURNAL)
+    view = yield from replay(view)
+    beyond = [
+        seq for key in listed if (seq := layout.parse_journal_key(key)) is not None and seq >= view.next_seq
+    ]
+    if beyond:
+        raise JournalBrokenError(
+            layout.journal_key(view.next_seq),
+            f"is missing, and {len(beyond)} later records are there, up to {max(beyond)}",
+            hint="put the file back from a copy; nothing can be added to a journal with a hole",
+        )
     return view
 
 

@@ -137,9 +137,9 @@ class Cursor:
         if differing:
             pairs = ((name, getattr(self, name), getattr(now, name)) for name in differing)
             what = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, old, new in pairs)
-            hint = "restore the settings the run was started with, or fork the run"
+            hint = "restore the settings the run was started with, or start another run under another root"
             if differing == ("global_batch",):
-                hint = "keep batch_size x replicas as it was, or fork the run"
+                hint = "keep batch_size x replicas as it was, or start another run under another root"
             raise SpecMismatchError(f"the data differs from the run's: {what}", fields=differing, hint=hint)
 
     def to_dict(self) -> dict[str, Any]:

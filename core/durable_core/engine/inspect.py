@@ -10,12 +10,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from durable_core.clock import Clock, SystemClock
-from durable_core.commit.journal import View, replay
+from durable_core.commit.journal import View, replay, replay_whole
 from durable_core.commit.state import CheckpointInfo, RunState
 from durable_core.engine.performer import Performer
 from durable_core.errors import (
     CheckpointNotFoundError,
-    JournalBrokenError,
     RunNotFoundError,
     UnsupportedError,
 )
@@ -108,27 +107,25 @@ def local_path(root: str | Path) -> Path:
     return Path(unquote(url.path))
 
 
-def open_run(root: str | Path, *, clock: Clock | None = None) -> Reader:
+def open_run(root: str | Path, *, clock: Clock | None = None, with_holes: bool = False) -> Reader:
     """Read the journal at ``root`` (a path or ``file://`` URL).
 
     Raises ``RunNotFoundError`` where there is no journal, ``UnsupportedError`` for other URLs,
     ``FormatError`` / ``JournalBrokenError`` naming the record when the journal cannot be believed.
+    ``with_holes`` reads up to a missing record all the same, for whoever reports what is damaged.
     """
     path = local_path(root)
     if not path.is_dir():
         raise RunNotFoundError(f"{path}: no such directory", hint=_WHAT_ROOT)
-    return open_tier(PosixTier(path), clock=clock)
+    return open_tier(PosixTier(path), clock=clock, with_holes=with_holes)
 
 
-def open_tier(tier: Tier, *, clock: Clock | None = None) -> Reader:
+def open_tier(tier: Tier, *, clock: Clock | None = None, with_holes: bool = False) -> Reader:
     """As ``open_run``, for a tier already at hand."""
-    view = Performer(tier, clock or SystemClock(), read_only=True).run(replay())
+    performer = Performer(tier, clock or SystemClock(), read_only=True)
+    view = performer.run(replay() if with_holes else replay_whole())
     if view.next_seq == 0:
-        stray = next(
-            (key for key in tier.list(layout.JOURNAL) if layout.parse_journal_key(key) is not None), None
-        )
-        if stray is not None:
-            raise JournalBrokenError(layout.journal_key(0), f"is missing, and {stray} is there")
+        performer.run(replay_whole())  # the first record itself may be the one that is lost
         raise RunNotFoundError(f"{tier.location}: no run here: it has no journal", hint=_WHAT_ROOT)
     if not view.state.exists:
         raise RunNotFoundError(f"{tier.location}: its journal names no run")

@@ -44,7 +44,6 @@ class Performer:
             fx.WriteShard: lambda e: self._staged().write(self.tier, e.key, e.slices),
             fx.Now: lambda e: self.clock.monotonic(),
             fx.WallTime: lambda e: self.clock.now(),
-            fx.WallTime: lambda e: self.clock.now(),
             fx.Wait: lambda e: self.clock.sleep(e.seconds),
             fx.NewId: lambda e: self.clock.new_id(),
             fx.Reached: lambda e: probe.reached(e.point),

@@ -83,7 +83,7 @@ def verify(reader: Reader, c: int | None = None, *, clock: Clock | None = None) 
     found = [check.checkpoint(info) for info in infos] + [check.ledger_only(info) for info in retired]
     if any(verified.findings for verified in found):
         # Beside a live run: what was retired while it was read is no loss.
-        now = open_tier(reader.tier, clock=clock).state.checkpoints
+        now = open_tier(reader.tier, clock=clock, with_holes=True).state.checkpoints
         kept = (i for i in infos if i.state is not CheckpointState.RETIRED)
         gone = {i.c for i in kept if now[i.c].state is CheckpointState.RETIRED}
         found = [verified for verified in found if verified.c not in gone]

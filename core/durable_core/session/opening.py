@@ -11,7 +11,7 @@ from typing import Any
 
 from durable_core.clock import Clock
 from durable_core.commit import claim, ending
-from durable_core.commit.journal import EMPTY, View, replay
+from durable_core.commit.journal import EMPTY, View, replay_whole
 from durable_core.commit.state import CheckpointInfo, RunState
 from durable_core.engine import heartbeat
 from durable_core.engine.performer import Performer
@@ -85,7 +85,7 @@ class Coordinator:
         history), ``SpecMismatchError``, ``RunBusy``, ``Superseded``, ``RunEnded``, tier errors.
         """
         self.performer.tier.probe()
-        self.view = self.performer.run(replay(EMPTY))
+        self.view = self.performer.run(replay_whole(EMPTY))
         warnings: tuple[str, ...] = ()
         if not self.view.state.exists:
             self._create()
@@ -163,7 +163,7 @@ class Coordinator:
         if self.settings.resume == "fork" and not self._forked_already(state, external):
             self._fork(state, external)
             return (f"forked from run {state.run_id} under a new spec",)
-        comparison = check_resume(RunSpec.from_json(dict(state.spec)), self.spec)
+        comparison = check_resume(spec_of(state), self.spec)
         if comparison.extended and ended is not None:
             target = self.spec.to_json()["target"]
             self.view = self.performer.run(ending.extend(self.view, launch_id=self.launch, target=target))
@@ -180,7 +180,7 @@ class Coordinator:
 
     def _forked_already(self, state: RunState, external: str | None) -> bool:
         """A restart of a fork continues it: the same script must not fork again at every start."""
-        same = compare(RunSpec.from_json(dict(state.spec)), self.spec).same_run
+        same = compare(spec_of(state), self.spec).same_run
         return same and (external is None or any(fork.external == external for fork in state.forks))
 
     def _fork(self, state: RunState, external: str | None) -> None:
@@ -188,7 +188,7 @@ class Coordinator:
             self.view = self.performer.run(
                 ending.extend(self.view, launch_id=self.launch, target=self.spec.to_json()["target"])
             )
-        run_spec = RunSpec.from_json(dict(state.spec))
+        run_spec = spec_of(state)
         spec = self.spec.forked_from(run_spec)
         origin = None if external is not None else claim.choose_restore_point(state).c
         reasons = compare(run_spec, spec).reasons
@@ -218,6 +218,14 @@ class Coordinator:
         return Opening(
             state.run_id, self.launch, state.generation, state.seed, state.promise, point, True, warnings
         )
+
+
+def spec_of(state: RunState) -> RunSpec:
+    """The run's spec as the journal has it now: its target may have been extended since it was written."""
+    document = dict(state.spec)
+    if state.target is not None:
+        document["target"] = state.target
+    return RunSpec.from_json(document)
 
 
 def warnings(comparison: Comparison) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ class DurableSession:
         resume: Resume = "auto",
         every_n_steps: int | str = "auto",
         every_seconds: float | None = None,
-        promise: Promise | str = Promise.BITWISE,
+        promise: Promise | str | None = None,
         retention: Retention | None = None,
         backlog: Backlog = "skip",
         on_rpo_breach: OnBreach = "continue",
@@ -87,7 +87,8 @@ class DurableSession:
         settings = Settings(
             resume=resume,
             takeover=takeover,
-            promise=Promise(promise),
+            promise=Promise.BITWISE if promise is None else Promise(promise),
+            insist=promise is not None,
             cadence=Cadence(every_n_steps, every_seconds),
             retention=retention or Retention(),
             backlog=backlog,

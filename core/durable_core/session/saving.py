@@ -31,7 +31,7 @@ from durable_core.session.settings import Settings
 from durable_core.session.status import Board
 from durable_core.session.world import World
 from durable_core.state import fingerprint, tree, window
-from durable_core.state.staging import SlotPool, Staged
+from durable_core.state.staging import Slot, SlotPool, Staged
 from durable_core.types import CrashPoint, Promise, Token
 
 #: Seconds between two tries while training is paused for a breached recovery point.
@@ -108,7 +108,7 @@ class Saver:
         started = self._clock.monotonic()
         shared, own, tensors = self._flatten(state, role)
         breached = self._breached(step)
-        slot = self._pool.acquire(None if wait or breached or self._settings.backlog == "delay" else 0.0)
+        slot = self._acquire(patient=wait or breached or self._settings.backlog == "delay")
         if not self._world.all(slot is not None):
             if slot is not None:
                 slot.cancel()
@@ -134,6 +134,13 @@ class Saver:
             self._wait(request, staged, failures, pause=breached and not wait)
         self._next_step = self._announce(step)
         return True
+
+    def _acquire(self, *, patient: bool) -> Slot | None:
+        slot = self._pool.acquire(0.0)
+        if slot is None and patient:
+            self._board.count("delayed")
+            slot = self._pool.acquire(None)
+        return slot
 
     def _flatten(self, state: Any, role: Any) -> tuple[tree.Document, tree.Document, dict[str, Tensor]]:
         shared = tree.flatten(state, prefix="state")

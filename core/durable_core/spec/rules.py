@@ -44,7 +44,7 @@ FIELD_RULES: Mapping[str, Rule] = {
     "provenance": Rule.FREE,
     "accept_distribution": Rule.FREE,
     "reason": Rule.FREE,
-    "parent_spec": Rule.JOURNAL,
+    "parent_spec": Rule.FREE,
 }
 
 
