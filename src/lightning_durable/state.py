@@ -48,7 +48,7 @@ class Capture:
         self._drop_what_is_no_state(checkpoint)
         tree: Tree = {
             "checkpoint": checkpoint,
-            "buffers": dict(_unsaved_buffers(self._module)),
+            "buffers": dict(_buffers(self._module)),
             "torchmetrics": {name: _metric_state(metric) for name, metric in _torchmetrics(self._module)},
             "metrics": _without_own(hooks.metrics(self._trainer)),
             "results": hooks.results(self._trainer),
@@ -92,7 +92,7 @@ class Capture:
 
 def restore_rest(trainer: Trainer, module: LightningModule, state: Tree) -> None:
     """Everything beside Lightning's checkpoint dict and the random streams."""
-    _fill(dict(_unsaved_buffers(module)), state["buffers"])
+    _fill(dict(_buffers(module)), state["buffers"])
     for name, metric in _torchmetrics(module):
         for field, value in state["torchmetrics"].get(name, {}).items():
             setattr(metric, field, _to(value, metric.device))
@@ -119,12 +119,14 @@ def restore_random(module: LightningModule, role: Tree, *, strict: bool) -> None
 # --- pieces --------------------------------------------------------------------------------
 
 
-def _unsaved_buffers(module: LightningModule) -> Iterator[tuple[str, torch.Tensor]]:
+def _buffers(module: LightningModule) -> Iterator[tuple[str, torch.Tensor]]:
+    """All of them, not only those that ``state_dict`` leaves out: DDP overwrites every replica's buffers
+    with the first one's when it wraps the module, which is after Lightning has restored them."""
     for prefix, child in module.named_modules():
         if isinstance(child, Metric):
             continue  # torchmetrics keeps its state outside buffers, see below
-        for name in sorted(child._non_persistent_buffers_set):
-            if (buffer := getattr(child, name, None)) is not None:
+        for name, buffer in sorted(child._buffers.items()):
+            if buffer is not None:
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 
