@@ -75,8 +75,10 @@ def test_a_script_under_a_launcher(launcher: str, references: References, tmp_pa
     environ = {name: value for name, value in os.environ.items() if name not in ("LOCAL_RANK", "NODE_RANK")}
     drained = subprocess.run(start, env=environ, capture_output=True, text=True, timeout=200)
     assert drained.returncode == (1 if launcher == "torchrun" else 75), drained.stderr[-3000:]
-    if launcher == "torchrun":  # whose own code says only that a worker failed
-        assert "exitcode  : 75" in drained.stderr
+    if launcher == "torchrun":
+        # Its own code says only that a worker failed, and its report names the rank it saw first. Seen once
+        # in some thirty runs: gloo aborts (-6) a rank that is leaving after its peer has gone.
+        assert any(f"exitcode  : {code}" in drained.stderr for code in (75, -6)), drained.stderr[-3000:]
     case = Case("Normed", samples=SAMPLES, epochs=3, every=1000)
     assert run_life(case, tmp_path, "last", 2, {}) == [0, 0], (tmp_path / "output").read_text()[-3000:]
     for rank, expected in enumerate(references.of(case, 2)):
