@@ -36,6 +36,15 @@ def test_more_than_two_ranks_add_up_gradients_in_the_same_order(
     survives(references, tmp_path, Case("Wide", samples=96, epochs=1, every=1), [("batch", 4)], world=3)
 
 
+def test_killed_after_the_last_commit_every_rank_ends_with_its_own_buffers(
+    references: References, tmp_path: Path
+) -> None:
+    """DDP gives every replica the first one's buffers when it wraps the module, after the restore; no step
+    follows that would set them again."""
+    case = Case("Normed", samples=SAMPLES, epochs=2)
+    survives(references, tmp_path, case, [("epoch_end", 2)], world=2)
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_sigterm_to_one_rank_drains_all(victim: int, references: References, tmp_path: Path) -> None:
     """dd_term0, dd_term1. Lightning: exit code 0, or a hang that only SIGKILL ends."""
