@@ -49,7 +49,8 @@ def test_a_model_checkpoint_made_beside_it_is_an_ordinary_one(references: Refere
 
     def plain() -> None:
         notes = Notes(tmp_path / "plain", lambda notes, what: None)
-        trainer = L.Trainer(max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False)
+        quiet = {"logger": False, "enable_progress_bar": False, "default_root_dir": tmp_path / "plain-home"}
+        trainer = L.Trainer(max_epochs=3, accelerator="cpu", **quiet)
         trainer.fit(Plain(case, notes), train_loader(case), ckpt_path=file, weights_only=False)
         assert trainer.global_step == 48
 
