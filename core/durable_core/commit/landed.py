@@ -19,13 +19,4 @@ def landed(view: View, request: SaveRequest) -> Program[SaveOutcome | None]:
     info = None if state.head is None else state.checkpoints[state.head]
     if info is None or (info.generation, info.step) != (request.token.generation, request.step):
         return None
-    return SaveOutcome(
-        c=info.c,
-        step=info.step,
-        generation=info.generation,
-        manifest_key=info.manifest,
-        manifest_digest=info.manifest_digest,
-        bytes=info.bytes,
-        bytes_written=info.bytes_written,
-        view=view,
-    )
+    return SaveOutcome.of(info, view)

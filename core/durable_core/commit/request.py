@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from durable_core.commit.journal import View
+from durable_core.commit.state import CheckpointInfo
 from durable_core.errors import CommitAborted, UsageError
 from durable_core.types import ObjectInfo, PlacedSlice, Promise, SliceKey, Token
 
@@ -95,6 +96,20 @@ class SaveOutcome:
     bytes: int
     bytes_written: int
     view: View = field(repr=False)
+
+    @classmethod
+    def of(cls, info: CheckpointInfo, view: View) -> SaveOutcome:
+        """The outcome as the journal tells it of a committed checkpoint."""
+        return cls(
+            c=info.c,
+            step=info.step,
+            generation=info.generation,
+            manifest_key=info.manifest,
+            manifest_digest=info.manifest_digest,
+            bytes=info.bytes,
+            bytes_written=info.bytes_written,
+            view=view,
+        )
 
 
 class SaveAborted(CommitAborted):

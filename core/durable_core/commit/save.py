@@ -265,17 +265,7 @@ def save_writer(view: View, request: SaveRequest) -> Program[SaveOutcome]:
         message = f"c{watch.c} at step {request.step}, {request.role}: {error}"
         raise SaveAborted(message, view, watch.c) from error
     walk.on(Event.COMMIT)
-    info = watch.view.state.checkpoints[watch.c]
-    return SaveOutcome(
-        c=info.c,
-        step=info.step,
-        generation=info.generation,
-        manifest_key=info.manifest,
-        manifest_digest=info.manifest_digest,
-        bytes=info.bytes,
-        bytes_written=info.bytes_written,
-        view=watch.view,
-    )
+    return SaveOutcome.of(watch.view.state.checkpoints[watch.c], watch.view)
 
 
 def _await_allocation(view: View, request: SaveRequest) -> Program[tuple[View, Attempt]]:

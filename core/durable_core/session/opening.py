@@ -94,17 +94,7 @@ class Coordinator:
             warnings = self._resume(external)
         if self.view.state.terminal is not None:
             return self._completed(warnings)
-        claimed = self.performer.run(
-            claim.claim_generation(
-                self.view, launch_id=self.launch, members=self.roles, takeover=self.takeover
-            )
-        )
-        self.view = claimed.view
-        state = self.view.state
-        restore = None if claimed.restore_point is None else RestorePoint.of(claimed.restore_point)
-        return Opening(
-            state.run_id, self.launch, state.generation, state.seed, state.promise, restore, False, warnings
-        )
+        return self._claim(warnings, takeover=self.takeover)
 
     def step_down(self, point: RestorePoint, reason: str, objects: tuple[str, ...]) -> Opening:
         """The restore point failed verification: say so in the journal, claim again with the next.
@@ -116,13 +106,18 @@ class Coordinator:
         )
         if self.view.state.terminal is not None:
             return self._completed(())
+        return self._claim((), takeover=False)
+
+    def _claim(self, warnings: tuple[str, ...], *, takeover: bool) -> Opening:
         claimed = self.performer.run(
-            claim.claim_generation(self.view, launch_id=self.launch, members=self.roles)
+            claim.claim_generation(self.view, launch_id=self.launch, members=self.roles, takeover=takeover)
         )
         self.view = claimed.view
         state = self.view.state
         restore = None if claimed.restore_point is None else RestorePoint.of(claimed.restore_point)
-        return Opening(state.run_id, self.launch, state.generation, state.seed, state.promise, restore, False)
+        return Opening(
+            state.run_id, self.launch, state.generation, state.seed, state.promise, restore, False, warnings
+        )
 
     # --- decisions -------------------------------------------------------------------------
 
