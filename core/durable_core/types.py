@@ -112,3 +112,21 @@ class ObjectInfo:
     nbytes: int
     header_bytes: int
     header_xxh3: str
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What one tier is good for.
+
+    ``survives``: the failure domains whose loss it outlives (``process``, ``host``, ``rack``, ``cluster``,
+    ``region``); ``shares_fate``: what it falls with besides (``credentials``, ``metadata_service``,
+    ``control_plane``, ``storage_system``). ``capacity_bytes`` and ``bytes_per_second``: ``None`` when not
+    known. ``every``: it gets every so many checkpoints; ``keep``: how many it holds (``None``: as the run).
+    """
+
+    survives: frozenset[str]
+    shares_fate: frozenset[str] = frozenset()
+    capacity_bytes: int | None = None
+    bytes_per_second: float | None = None
+    every: int = 1
+    keep: int | None = None
