@@ -177,6 +177,10 @@ class CommitAborted(DurableError):
     """A save was given up (missing receipts, deadline, failed check); training goes on."""
 
 
+class StaleSnapshotError(CommitAborted):
+    """The state changed while it was being copied: that snapshot is void; training goes on."""
+
+
 class RpoBreachedError(DurableError):
     """More training than declared is unrecoverable, and the declared policy is to abort."""
 

@@ -44,6 +44,8 @@ class Store:
             return tuple(key for key in self.objects if key.startswith(effect.prefix))
         if isinstance(effect, fx.Delete):
             self.objects.pop(effect.key, None)
+        if isinstance(effect, fx.Confirm):
+            return None
         if isinstance(effect, fx.Describe):
             return content.describe(staged)
         if isinstance(effect, fx.WriteShard):

@@ -77,6 +77,14 @@ class WriteShard:
 
 
 @dataclass(frozen=True)
+class Confirm:
+    """Wait until it is certain that what is staged is the state of the boundary: copying goes on while
+    training computes, and only the guard before the next update says that nothing changed meanwhile.
+
+    Raises ``StaleSnapshotError`` when something did."""
+
+
+@dataclass(frozen=True)
 class WrittenShard:
     object: ObjectInfo
     begins: tuple[int, ...]  # byte offset of each slice, in the order asked for
@@ -113,11 +121,11 @@ class Reached:
 
 Effect = (
     Get | PutIfAbsent | SyncTail | Size | ListKeys | Delete | Describe | WriteShard
-    | Now | WallTime | Wait | NewId | Reached
+    | Confirm | Now | WallTime | Wait | NewId | Reached
 )
 Program = Generator[Effect, Any, T]
 
 __all__ = [
-    "Delete", "Describe", "Effect", "Get", "ListKeys", "NewId", "Now", "Program", "PutIfAbsent",
+    "Confirm", "Delete", "Describe", "Effect", "Get", "ListKeys", "NewId", "Now", "Program", "PutIfAbsent",
     "Reached", "Size", "SliceInfo", "SyncTail", "Wait", "WallTime", "WriteShard", "WrittenShard",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from durable_core.commit.effects import Describe, Get, Program, WriteShard, WrittenShard
+from durable_core.commit.effects import Confirm, Describe, Get, Program, WriteShard, WrittenShard
 from durable_core.commit.machine import Event, Walk
 from durable_core.commit.objects import poll, put_document
 from durable_core.commit.plan import assign
@@ -53,6 +53,7 @@ def write_part(walk: Walk, attempt: Attempt, watch: Watch) -> Program[Receipt]:
     if wanted:
         written = yield WriteShard(name.shard(request.role), wanted)
     offered = offered or (yield from _describe(request))  # hashed while it was being written
+    yield Confirm()  # the receipt is what says that these bytes are the state at this step
     walk.on(Event.WRITE)
     segment = yield from _put_segment(attempt)
     receipt = Receipt(

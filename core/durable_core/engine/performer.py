@@ -16,9 +16,11 @@ T = TypeVar("T")
 
 
 class ShardSource(Protocol):
-    """What one writer has staged: the performer's answer to ``Describe`` and ``WriteShard``."""
+    """What one writer has staged: the performer's answer to ``Describe``, ``Confirm`` and ``WriteShard``."""
 
     def describe(self) -> tuple[SliceInfo, ...]: ...
+
+    def confirm(self) -> None: ...
 
     def write(self, tier: Tier, key: str, slices: tuple[SliceKey, ...]) -> fx.WrittenShard: ...
 
@@ -41,6 +43,7 @@ class Performer:
             fx.ListKeys: lambda e: tuple(self.tier.list(e.prefix)),
             fx.Delete: lambda e: self.tier.delete(e.key),
             fx.Describe: lambda e: self._staged().describe(),
+            fx.Confirm: lambda e: self._staged().confirm(),
             fx.WriteShard: lambda e: self._staged().write(self.tier, e.key, e.slices),
             fx.Now: lambda e: self.clock.monotonic(),
             fx.WallTime: lambda e: self.clock.now(),

@@ -40,6 +40,9 @@ class StagedShard:
         self._start_hashing(self._staged.slices)
         return tuple(self._infos[piece].result() for piece in self._staged.slices)
 
+    def confirm(self) -> None:
+        """Everything was copied before ``stage`` returned."""
+
     def write(self, tier: Tier, key: str, slices: tuple[SliceKey, ...]) -> WrittenShard:
         """Header, then the slices' bytes straight from the slot; hashing goes on meanwhile."""
         sources = [self._local(piece) for piece in slices]

@@ -37,6 +37,7 @@ class Performing:
             fx.NewId: lambda process, effect: self._new_id(),
             fx.Now: lambda process, effect: self.clock,
             fx.WallTime: lambda process, effect: self.clock,
+            fx.Confirm: lambda process, effect: None,
             fx.Describe: lambda process, effect: content.describe(process.script.staged),
         }
         self._stepped: Mapping[type, Callable[[Process, Any], Any]] = {
