@@ -23,7 +23,8 @@ from durable_core.engine import probe
 from durable_core.engine.collect import collect
 from durable_core.engine.performer import Performer
 from durable_core.engine.staged import StagedShard
-from durable_core.engine.writer import Job, Writer
+from durable_core.engine.worker import Job
+from durable_core.engine.writer import Writer
 from durable_core.errors import DurableError, FencedError, RpoBreachedError, TierError
 from durable_core.format import codec, ledger
 from durable_core.session.cadence import Meter, next_save
