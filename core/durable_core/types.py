@@ -122,6 +122,7 @@ class Traits:
     ``region``); ``shares_fate``: what it falls with besides (``credentials``, ``metadata_service``,
     ``control_plane``, ``storage_system``). ``capacity_bytes`` and ``bytes_per_second``: ``None`` when not
     known. ``every``: it gets every so many checkpoints; ``keep``: how many it holds (``None``: as the run).
+    ``volatile``: what it holds goes with the power.
     """
 
     survives: frozenset[str]
@@ -130,3 +131,4 @@ class Traits:
     bytes_per_second: float | None = None
     every: int = 1
     keep: int | None = None
+    volatile: bool = False

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from durable_core.engine.copies import Fault, Objects, Place, Sources, TierSource
 from durable_core.errors import DigestMismatchError, FormatError
-from durable_core.format import digests, shard
+from durable_core.format import digests
 from durable_core.format.manifest import Manifest, decode
 from durable_core.state import memory, tree
 from durable_core.state.slices import flat_begin
 from durable_core.tier.base import Tier
-from durable_core.types import ObjectInfo, PlacedSlice
+from durable_core.types import PlacedSlice, Traits
 
 _THREADS = min(4, os.cpu_count() or 1)
 
@@ -35,6 +36,8 @@ class Restored:
     state: Any
     role: Any
     bytes_read: int
+    bytes_from: Mapping[str, int] = field(default_factory=dict)  # by source
+    faults: tuple[Fault, ...] = ()
 
 
 def read_manifest(tier: Tier, key: str, digest: str) -> Manifest:
@@ -45,15 +48,25 @@ def read_manifest(tier: Tier, key: str, digest: str) -> Manifest:
     return decode(data, key=key)
 
 
-def read(tier: Tier, key: str, digest: str, role: str) -> Restored:
-    """Everything ``role`` needs, verified. Raises as ``read_manifest``, for any object."""
-    manifest = read_manifest(tier, key, digest)
+def read(home: Tier, key: str, digest: str, role: str, sources: Sources | None = None) -> Restored:
+    """Everything ``role`` needs, verified: documents from home, tensors from ``sources``.
+
+    Without ``sources`` the tensors come from home too. Raises as ``read_manifest`` and ``Sources.read``.
+    """
+    manifest = read_manifest(home, key, digest)
     wanted = tensor_keys(manifest, role)
-    tensors, nbytes = read_tensors(tier, manifest, wanted)
+    sources = home_alone(home) if sources is None else sources
+    tensors = read_tensors(sources, manifest, wanted)
+    bytes_from = sources.bytes_from
     return Restored(
         manifest, digest, _tree(manifest, "state", role, wanted, tensors, key),
-        _tree(manifest, "role", role, wanted, tensors, key), nbytes,
+        _tree(manifest, "role", role, wanted, tensors, key), sum(bytes_from.values()),
+        bytes_from, sources.faults,
     )  # fmt: skip
+
+
+def home_alone(home: Tier) -> Sources:
+    return Sources([TierSource(Place("home", home, Traits(frozenset())))])
 
 
 def tensor_keys(manifest: Manifest, role: str) -> dict[str, str]:
@@ -66,62 +79,56 @@ def tensor_keys(manifest: Manifest, role: str) -> dict[str, str]:
     return keys
 
 
-def read_tensors(tier: Tier, manifest: Manifest, wanted: dict[str, str]) -> tuple[dict[str, Tensor], int]:
-    """The wanted tensors by their key in the documents, and the bytes read."""
-    infos = {key: manifest.tensors[stored] for key, stored in wanted.items()}
+def read_tensors(sources: Sources, manifest: Manifest, wanted: Mapping[str, str]) -> dict[str, Tensor]:
+    """The wanted tensors by their key in the documents, in memory of their own."""
     objects = {info.key: info for info in manifest.objects}
-    used = {piece.object for info in infos.values() for piece in info.slices}
-    there = sum(tier.size(name) for name in used)  # a claim beyond what is stored is refused, unallocated
+    infos = {key: manifest.tensors[stored] for key, stored in wanted.items()}
+    pieces = [piece for info in infos.values() for piece in info.slices]
+    for piece in pieces:  # a claim that nobody holds bytes for is refused, unallocated
+        sources.require(piece, objects)
     claims = {key: (info.dtype, info.global_shape) for key, info in infos.items()}
-    tensors = memory.alloc(claims, budget=there)
-    jobs = [(tensors[key], piece) for key, info in infos.items() for piece in info.slices]
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="durable-restore") as pool:
-        for check in (
-            *(pool.submit(check_object, tier, objects[name]) for name in sorted(used)),
-            *(pool.submit(_read_slice, tier, tensor, piece) for tensor, piece in jobs),
-        ):
-            check.result()
-    return tensors, sum(piece.info.nbytes for _, piece in jobs)
+    tensors = memory.alloc(claims, budget=sum(piece.info.nbytes for piece in pieces))
+    fill(sources, manifest, {key: (tensors[key], stored) for key, stored in wanted.items()})
+    return tensors
 
 
-def check_object(tier: Tier, info: ObjectInfo) -> None:
-    """Length and header of one object: with the slices, that is every byte of it."""
-    nbytes = tier.size(info.key)
-    if nbytes != info.nbytes:
-        raise FormatError(info.key, f"has {nbytes} bytes instead of {info.nbytes}")
-    header = bytearray(info.header_bytes)
-    tier.read_into(info.key, 0, memoryview(header))
-    if digests.xxh3(header) != info.header_xxh3:
-        raise DigestMismatchError(info.key, "the header differs from its digest")
-    shard.parse_header(bytes(header), info.nbytes, key=info.key)
+def fill(
+    sources: Sources,
+    manifest: Manifest,
+    targets: Mapping[str, tuple[Tensor, str]],
+    *,
+    threads: int = _THREADS,
+) -> None:
+    """Read the tensor stored under the second of each pair into the first: contiguous, on the CPU,
+    of the stored dtype and shape. After an error nothing is known of what they hold."""
+    objects = {info.key: info for info in manifest.objects}
+    jobs = [
+        (tensor, piece) for tensor, stored in targets.values() for piece in manifest.tensors[stored].slices
+    ]
+    jobs.sort(key=lambda job: (job[1].object, job[1].begin))  # as a disk likes it
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="durable-restore")
+    try:
+        for done in [pool.submit(_read_slice, sources, tensor, piece, objects) for tensor, piece in jobs]:
+            done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _read_slice(tier: Tier, tensor: Tensor, placed: PlacedSlice) -> None:
-    info = placed.info
+def _read_slice(sources: Sources, tensor: Tensor, piece: PlacedSlice, objects: Objects) -> None:
+    info = piece.info
     if info.nbytes == 0:
         return
-    if _contiguous(placed, tuple(tensor.shape)):
+    if _contiguous(piece, tuple(tensor.shape)):
         begin = flat_begin(info.slice, tuple(tensor.shape)) * tensor.element_size()
-        out = memory.writable(tensor)[begin : begin + info.nbytes]
-        tier.read_into(placed.object, placed.begin, out)
-        _verify(out, placed)
+        sources.read(piece, objects, memory.writable(tensor)[begin : begin + info.nbytes])
         return
     part = memory.alloc({"": (info.dtype, info.slice.shape)}, budget=info.nbytes)[""]
-    out = memory.writable(part)
-    tier.read_into(placed.object, placed.begin, out)
-    _verify(out, placed)
+    sources.read(piece, objects, memory.writable(part))
     window = tuple(
         slice(offset, offset + length)
         for offset, length in zip(info.slice.offsets, info.slice.shape, strict=True)
     )
     tensor[window].copy_(part)
-
-
-def _verify(data: memoryview, placed: PlacedSlice) -> None:
-    if digests.xxh3(data) != placed.info.xxh3:
-        raise DigestMismatchError(
-            placed.object, f"the bytes of {placed.info.slice.key!r} differ from their digest"
-        )
 
 
 def _contiguous(placed: PlacedSlice, shape: tuple[int, ...]) -> bool:

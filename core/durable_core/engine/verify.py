@@ -14,9 +14,10 @@ from typing import TypeVar
 
 from durable_core.clock import Clock
 from durable_core.commit.state import CheckpointInfo
+from durable_core.engine.copies import check_object
 from durable_core.engine.inspect import Reader, open_tier
 from durable_core.errors import CorruptError, DigestMismatchError, FormatError, NotFoundError, TierError
-from durable_core.format import digests, layout, ledger, receipt, shard
+from durable_core.format import digests, layout, ledger, receipt
 from durable_core.format.layout import CheckpointName
 from durable_core.format.manifest import Manifest
 from durable_core.format.parts import LedgerSegment
@@ -158,14 +159,7 @@ class _Checker:
                 self._try(info, each.key, partial(self._slice, piece))
 
     def _header(self, each: ObjectInfo) -> bool:
-        size = self.tier.size(each.key)
-        if size != each.nbytes:
-            raise FormatError(each.key, f"has {size} bytes instead of {each.nbytes}")
-        header = bytearray(each.header_bytes)
-        self.tier.read_into(each.key, 0, memoryview(header))
-        if digests.xxh3(header) != each.header_xxh3:
-            raise DigestMismatchError(each.key, "its header differs from its digest")
-        shard.parse_header(header, each.nbytes, key=each.key)
+        check_object(self.tier, each)
         self._bytes += each.header_bytes
         return True
 

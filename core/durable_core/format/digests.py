@@ -43,6 +43,11 @@ def _crc32c() -> Callable[[Buffer, int], int]:
     return crc32c.crc32c
 
 
+def xxh3_hasher() -> xxhash.xxh3_128:
+    """For bytes that arrive in parts: ``update`` and ``hexdigest``."""
+    return xxhash.xxh3_128()
+
+
 class SliceHasher:
     """xxh3-128 and crc32c of bytes that arrive in parts; one pass over each part for both."""
 

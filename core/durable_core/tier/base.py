@@ -8,7 +8,7 @@ A new tier is done when ``durable_core.testing.tier_contract.TierContract`` pass
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 Buffer = bytes | bytearray | memoryview
 
@@ -38,6 +38,17 @@ class Tier(ABC):
     @abstractmethod
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
         """Fill ``out`` from byte ``offset``; a short object is a ``FormatError`` naming the key."""
+
+    def stream_into(
+        self, key: str, offset: int, out: memoryview, seen: Callable[[memoryview], object]
+    ) -> None:
+        """As ``read_into``; ``seen`` is given the parts of ``out``, in order, as they have been filled.
+
+        A reader that digests them there finds them in the processor's cache.
+        """
+        view = byte_view(out)
+        self.read_into(key, offset, view)
+        seen(view)
 
     @abstractmethod
     def size(self, key: str) -> int:

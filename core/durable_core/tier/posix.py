@@ -30,6 +30,9 @@ from durable_core.tier.base import DEFAULT_LIMIT, Buffer, Tier, byte_view
 from durable_core.tier.syscalls import NO_LINKS, NOT_APPLIED, mapped, read_all, tier_error, write_all
 from durable_core.types import CrashPoint
 
+#: Bytes read at a time where they are digested as they come: few enough to be in the cache still.
+STREAM = 1 << 18
+
 
 def _nothing(point: CrashPoint) -> None:
     """Crash points are for tests."""
@@ -74,6 +77,18 @@ class PosixTier(Tier):
             raise UsageError(f"{key}: read at negative offset {offset}")
         with self._open(key) as (fd, _):
             self._fill(key, fd, offset, byte_view(out))
+
+    def stream_into(
+        self, key: str, offset: int, out: memoryview, seen: Callable[[memoryview], object]
+    ) -> None:
+        if offset < 0:
+            raise UsageError(f"{key}: read at negative offset {offset}")
+        view = byte_view(out)
+        with self._open(key) as (fd, _):
+            for begin in range(0, len(view), STREAM):
+                part = view[begin : begin + STREAM]
+                self._fill(key, fd, offset + begin, part)
+                seen(part)
 
     def size(self, key: str) -> int:
         with self._open(key) as (_, size):
