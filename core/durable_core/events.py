@@ -6,8 +6,8 @@ silence). Times are wall-clock seconds since the epoch, given by the caller; dur
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -74,6 +74,44 @@ class SaveSkipped(Event):
 
 
 @dataclass(frozen=True)
+class SnapshotVoided(Event):
+    """The state of ``step`` changed while it was being copied, so that snapshot is thrown away; from now
+    on everything is copied at the boundary."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class SnapshotFailed(Event):
+    """The snapshot of ``step`` could not be kept in tier ``place``; the newest one there is older."""
+
+    step: int
+    place: str
+    error: str
+
+
+@dataclass(frozen=True)
+class CopyAdded(Event):
+    """Tier ``place`` holds a verified copy of checkpoint ``c``; ``nbytes`` were missing there before."""
+
+    c: int
+    step: int
+    place: str
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CopyFailed(Event):
+    """Checkpoint ``c`` could not be copied to tier ``place`` this time; the next one is tried."""
+
+    c: int
+    place: str
+    error: str
+
+
+@dataclass(frozen=True)
 class CollectionFailed(Event):
     """Retention could not be carried out this time; nothing is lost, space is freed later."""
 
@@ -102,6 +140,27 @@ class RestoreDone(Event):
     generation: int
     nbytes: int
     seconds: float
+    sources: Mapping[str, int] = field(default_factory=dict)  # tier -> bytes read from it
+
+
+@dataclass(frozen=True)
+class SnapshotAdopted(Event):
+    """What generation ``replaced`` had sealed in memory at ``step`` became checkpoint ``c``; ``place`` says
+    where this writer's part came from."""
+
+    c: int
+    step: int
+    replaced: int
+    place: str
+
+
+@dataclass(frozen=True)
+class CopyDamaged(Event):
+    """An object in tier ``place`` is damaged or missing there; another copy served."""
+
+    place: str
+    key: str
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Job(Generic[W]):
 
 
 class Worker(Generic[W]):
-    """Subclasses say how a job is performed. A fault of our own stays in ``bug`` and ends all further work."""
+    """Subclasses perform the jobs. A fault of our own stays in ``bug`` and ends all further work."""
 
     def __init__(self, name: str) -> None:
         self.bug: BaseException | None = None
