@@ -123,3 +123,14 @@ def test_bad_seq() -> None:
     for seq in (-1, 10**20):
         with pytest.raises(UsageError):
             layout.journal_key(seq)
+
+
+def test_a_snapshot_key_says_whose_it_is_and_sorts_by_age():
+    key = layout.snapshot_key(3, 120, "dp0", "0a1b2c3d")
+    assert key == "snapshots/g000003-s000000000120/dp0-0a1b2c3d.slot"
+    assert layout.parse_snapshot_key(key) == layout.SnapshotKey(3, 120, "dp0")
+    assert not layout.key_fault(key)
+    older = layout.snapshot_key(3, 99, "dp0", "ffffffff")
+    assert sorted([key, older, layout.snapshot_key(2, 10**6, "dp0", "ffffffff")])[-2:] == [older, key]
+    for other in ("snapshots/g3-s1/dp0-0a1b2c3d.slot", key + "x", key.replace("dp0", "DP0"), "journal/1.json"):
+        assert layout.parse_snapshot_key(other) is None

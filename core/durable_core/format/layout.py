@@ -17,6 +17,7 @@ MAX_SEGMENT = 255
 JOURNAL = "journal/"
 CHECKPOINTS = "checkpoints/"
 LEDGER = "ledger/"
+SNAPSHOTS = "snapshots/"
 HINTS = "hints/"
 TMP = "tmp/"
 OWNER_HINT = "hints/owner.json"
@@ -30,6 +31,7 @@ _JOURNAL_KEY = re.compile(r"journal/([0-9]{20})\.json")
 _NAME = r"g([0-9]{6})-c([0-9]{8})-([0-9a-f]{8})"
 _CHECKPOINT_KEY = re.compile(rf"(checkpoints|ledger)/{_NAME}/(.+)")
 _CHECKPOINT_FILE = re.compile(r"(offer|receipt)-(.+)\.json|(shard)-(.+)\.safetensors|(manifest)\.json")
+_SNAPSHOT_KEY = re.compile(r"snapshots/g([0-9]{6})-s([0-9]{12})/(.+)-([0-9a-f]{8})\.slot")
 _LEDGER_FILE = re.compile(r"(index)\.json|(.+)\.safetensors")
 
 
@@ -171,6 +173,33 @@ def parse_checkpoint_key(key: str) -> ParsedKey | None:
     if found is None or (role is not None and not is_role(role)):
         return None
     return ParsedKey(name, what, role)
+
+
+@dataclass(frozen=True)
+class SnapshotKey:
+    """What a key under ``snapshots/`` is: one writer's snapshot of one step, at a peer."""
+
+    generation: int
+    step: int
+    role: str
+
+
+def snapshot_key(generation: int, step: int, role: str, nonce: str) -> str:
+    """Key of a snapshot in another host's memory; sorted by name, a writer's newest is the last.
+
+    ``nonce``: 8 hex digits, fresh for each attempt at sending it."""
+    if not _NONCE.fullmatch(nonce):
+        raise UsageError(f"nonce {nonce!r} is not 8 hex digits")
+    stem = f"g{_digits(generation, 6, 'generation')}-s{_digits(step, 12, 'step')}"
+    return f"{SNAPSHOTS}{stem}/{_role(role)}-{nonce}.slot"
+
+
+def parse_snapshot_key(key: str) -> SnapshotKey | None:
+    """The parts of a snapshot's key; ``None`` for any other key."""
+    match = _SNAPSHOT_KEY.fullmatch(key)
+    if match is None or key_fault(key) or not is_role(match[3]):
+        return None
+    return SnapshotKey(int(match[1]), int(match[2]), match[3])
 
 
 def require_checkpoint_key(key: str, *, within: str) -> ParsedKey:
