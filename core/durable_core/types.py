@@ -96,12 +96,38 @@ class SliceInfo:
 
 
 @dataclass(frozen=True)
+class Extent:
+    """A run of bytes of one object, from byte ``begin`` of it, and their xxh3-128."""
+
+    object: str
+    begin: int
+    nbytes: int
+    xxh3: str
+
+
+@dataclass(frozen=True)
 class PlacedSlice:
-    """A slice and where it lies: ``begin`` is the byte offset from the start of the object."""
+    """A slice and where it lies: ``begin`` is the byte offset from the start of the object.
+
+    With ``patches`` (``format.patch``) those bytes, whose digest is then ``base_xxh3``, become the slice
+    by applying the patches in order. ``twin``: a second copy of an unpatched slice, in another object.
+    """
 
     info: SliceInfo
     object: str
     begin: int
+    patches: tuple[Extent, ...] = ()
+    base_xxh3: str = ""
+    twin: Extent | None = None
+
+    @property
+    def base(self) -> Extent:
+        return Extent(self.object, self.begin, self.info.nbytes, self.base_xxh3 or self.info.xxh3)
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """Everything that is stored of it: the base first, then the patches, or the twin."""
+        return (self.base, *self.patches, *(() if self.twin is None else (self.twin,)))
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,7 @@ def test_a_reused_object_may_hold_dead_slices_but_no_overlaps() -> None:
         encode(broken)
 
 
-@pytest.mark.parametrize("version", [0, 2, None, True, "1"])
+@pytest.mark.parametrize("version", [0, 3, None, True, "1"])
 def test_unknown_versions(version: Any) -> None:
     with pytest.raises(UnknownVersionError, match="upgrade"):
         manifest_of(changed(put("v", version)))

@@ -118,7 +118,7 @@ def test_things_listed_twice_are_refused() -> None:
             receipt_of(encode_receipt(twice))
 
 
-@pytest.mark.parametrize("version", [0, 2, None, True])
+@pytest.mark.parametrize("version", [0, 3, None, True])
 def test_unknown_versions(version: Any) -> None:
     for encode, decode, what in (
         (encode_offer, offer_of, samples.OFFER),

@@ -19,12 +19,17 @@ class Fields:
     def __init__(self, value: Any, *, key: str, where: str = "the document") -> None:
         self.key = key
         self.where = where
+        self.version: int | None = None
         if not isinstance(value, dict):
             self.fail("is not an object")
         self._left: dict[str, Any] = dict(value)
 
     def fail(self, reason: str) -> NoReturn:
         raise FormatError(self.key, f"{self.where} {reason}")
+
+    def has(self, name: str) -> bool:
+        """For a field that may be left out."""
+        return name in self._left
 
     def any(self, name: str) -> Any:
         if name not in self._left:
@@ -101,10 +106,14 @@ class Fields:
             self.fail(f"has unknown fields {sorted(self._left)}")
 
 
-def versioned(data: bytes, *, key: str, version: int, limit: int = canonical.DEFAULT_LIMIT) -> Fields:
-    """The document's fields after its ``v``; ``UnknownVersionError`` unless that is ``version``."""
+def versioned(
+    data: bytes, *, key: str, version: int, oldest: int | None = None, limit: int = canonical.DEFAULT_LIMIT
+) -> Fields:
+    """The document's fields after its ``v``; ``UnknownVersionError`` unless that is ``version``, or one
+    since ``oldest`` (``fields.version`` says which)."""
     fields = Fields(canonical.loads(data, key=key, limit=limit), key=key)
     found = fields.any("v")
-    if type(found) is not int or found != version:
+    if type(found) is not int or not (version if oldest is None else oldest) <= found <= version:
         raise UnknownVersionError(key, f"version {found!r}", hint=UPGRADE)
+    fields.version = found
     return fields

@@ -20,14 +20,19 @@ from durable_core.format.parts import (
     check_objects,
     document_digest,
     object_json,
+    place_fault,
+    place_json,
     read_digests,
     read_object,
+    read_place,
     read_slice_of,
     slice_fault,
 )
 from durable_core.types import ObjectInfo, PlacedSlice, Promise, SliceKey
 
-VERSION = 1
+VERSION = 2
+#: Version 1 knows neither patches nor twins. It is written where it suffices.
+OLDEST = 1
 #: Bytes of a manifest, what ``Tier.get`` reads by default. 100,000 slices take about 20 MB.
 MAX_BYTES = canonical.DEFAULT_LIMIT
 #: The role of a document that every role shares.
@@ -126,7 +131,7 @@ def encode(manifest: Manifest) -> bytes:
     ledger = manifest.ledger
     data = canonical.dumps(
         {
-            "v": VERSION,
+            "v": _version(manifest),
             "run_id": manifest.run_id,
             "generation": manifest.generation,
             "c": manifest.c,
@@ -175,7 +180,7 @@ def decode(data: bytes, *, key: str) -> Manifest:
     Raises ``UnknownVersionError``, ``FormatError`` and ``CoverageError``, all naming ``key``; allocates in
     proportion to ``data``, whatever it claims.
     """
-    fields = versioned(data, key=key, version=VERSION, limit=MAX_BYTES)
+    fields = versioned(data, key=key, version=VERSION, oldest=OLDEST, limit=MAX_BYTES)
     objects = tuple(
         read_object(value, key=key, where=f"objects[{i}]") for i, value in enumerate(fields.list("objects"))
     )
@@ -208,6 +213,8 @@ def decode(data: bytes, *, key: str) -> Manifest:
         consistent=fields.flag("consistent"),
     )
     fields.end()
+    if fields.version != _version(manifest):
+        raise FormatError(key, f"is of version {fields.version} and reads like version {_version(manifest)}")
     _check(manifest, key)
     for name, digest in recorded.items():
         if getattr(manifest, name) != digest:
@@ -216,6 +223,12 @@ def decode(data: bytes, *, key: str) -> Manifest:
 
 
 # --- the parts -----------------------------------------------------------------------------
+
+
+def _version(manifest: Manifest) -> int:
+    """The oldest that can say it: so what was written once is written the same for ever."""
+    pieces = (piece for entry in manifest.tensors.values() for piece in entry.slices)
+    return VERSION if any(piece.patches or piece.twin for piece in pieces) else OLDEST
 
 
 def _tensor_json(entry: TensorEntry, index: Mapping[str, int] | None) -> dict[str, Json]:
@@ -230,7 +243,7 @@ def _tensor_json(entry: TensorEntry, index: Mapping[str, int] | None) -> dict[st
             "crc32c": piece.info.crc32c,
         }
         if index is not None:
-            row |= {"object": index[piece.object], "begin": piece.begin}
+            row |= place_json(piece, index.__getitem__)
         slices.append(row)
     if index is None:
         slices.sort(key=lambda row: (row["offsets"], row["shape"]))
@@ -238,6 +251,13 @@ def _tensor_json(entry: TensorEntry, index: Mapping[str, int] | None) -> dict[st
 
 
 def _read_tensor(value: Json, name: str, objects: tuple[ObjectInfo, ...], key: str) -> TensorEntry:
+
+    def named(where: Fields) -> str:
+        at = where.count("object")
+        if at >= len(objects):
+            where.fail(f"lies in object {at} of {len(objects)}")
+        return objects[at].key
+
     fields = Fields(value, key=key, where=f"tensor {name!r}")
     dtype, global_shape = fields.text("dtype"), fields.lengths("global_shape")
     slices = []
@@ -245,10 +265,7 @@ def _read_tensor(value: Json, name: str, objects: tuple[ObjectInfo, ...], key: s
         inner = Fields(row, key=key, where=f"tensor {name!r}, slice {i}")
         piece = SliceKey(name, inner.lengths("offsets"), inner.lengths("shape"))
         info = read_slice_of(inner, piece, dtype, global_shape)
-        at = inner.count("object")
-        if at >= len(objects):
-            inner.fail(f"lies in object {at} of {len(objects)}")
-        slices.append(PlacedSlice(info, objects[at].key, inner.count("begin")))
+        slices.append(read_place(inner, info, named))
         inner.end()
     fields.end()
     return TensorEntry(dtype, global_shape, tuple(slices))
@@ -304,11 +321,9 @@ def _check(manifest: Manifest, key: str) -> None:
     for name, value in manifest.counters.items():
         if type(value) is not int:
             raise FormatError(key, f"counter {name!r} is not an integer")
-    placed: dict[str, list[PlacedSlice]] = {}
     for name, entry in manifest.tensors.items():
         _check_tensor(name, entry, key)
-        for piece in entry.slices:
-            placed.setdefault(piece.object, []).append(piece)
+    placed = [piece for entry in manifest.tensors.values() for piece in entry.slices]
     objects = {info.key: info for info in manifest.objects}
     if len(objects) != len(manifest.objects):
         raise FormatError(key, "an object is listed twice")
@@ -337,7 +352,7 @@ def _check_tensor(name: str, entry: TensorEntry, key: str) -> None:
         info = piece.info
         if (info.slice.key, info.dtype, info.global_shape) != (name, entry.dtype, entry.global_shape):
             raise FormatError(key, f"tensor {name!r} has a slice of another tensor, dtype or shape")
-        if fault := slice_fault(info):
+        if fault := slice_fault(info) or place_fault(piece):
             raise FormatError(key, f"tensor {name!r}: a slice {fault}")
     cover(entry.global_shape, (piece.info.slice for piece in entry.slices), key=key, tensor=name)
 

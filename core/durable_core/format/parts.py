@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from durable_core.errors import FormatError
 from durable_core.format import canonical, digests, layout
 from durable_core.format.fields import Fields
 from durable_core.format.shard import ITEMSIZE
-from durable_core.types import ObjectInfo, PlacedSlice, SliceInfo, SliceKey
+from durable_core.types import Extent, ObjectInfo, PlacedSlice, SliceInfo, SliceKey
 
 #: Typed JSON of the codec, or any other JSON value.
 Json = Any
+#: Patches of one slice that a document may list.
+MAX_PATCHES = 64
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,73 @@ def slice_fault(info: SliceInfo) -> str:
 
 
 def placed_json(placed: PlacedSlice) -> dict[str, Json]:
-    return {**slice_json(placed.info), "object": placed.object, "begin": placed.begin}
+    return {**slice_json(placed.info), **place_json(placed, str)}
 
 
 def read_placed(value: Json, *, key: str, where: str) -> PlacedSlice:
     fields = Fields(value, key=key, where=where)
-    placed = PlacedSlice(read_slice(fields), fields.object_key("object"), fields.count("begin"))
+    placed = read_place(fields, read_slice(fields), lambda inner: inner.object_key("object"))
     fields.end()
+    if fault := place_fault(placed):
+        fields.fail(fault)
     return placed
+
+
+def place_json(placed: PlacedSlice, name: Callable[[str], Json]) -> dict[str, Json]:
+    """Where a slice lies; ``name`` says how the document names an object."""
+    row = {"object": name(placed.object), "begin": placed.begin}
+    if placed.patches:
+        row["base_xxh3"] = placed.base_xxh3
+        row["patches"] = [_extent_json(patch, name) for patch in placed.patches]
+    if placed.twin is not None:
+        row["twin"] = _extent_json(placed.twin, name)
+    return row
+
+
+def read_place(fields: Fields, info: SliceInfo, name: Callable[[Fields], str]) -> PlacedSlice:
+    """The inverse; ``place_fault`` says whether it can be."""
+    placed = PlacedSlice(info, name(fields), fields.count("begin"))
+    if fields.has("patches"):
+        rows = fields.list("patches")
+        if not 0 < len(rows) <= MAX_PATCHES:
+            fields.fail(f"has {len(rows)} patches, not 1 to {MAX_PATCHES}")
+        patches = tuple(_read_extent(row, fields, "a patch", name) for row in rows)
+        placed = replace(placed, patches=patches, base_xxh3=fields.matching("base_xxh3", digests.XXH3))
+    if fields.has("twin"):
+        placed = replace(placed, twin=_read_extent(fields.any("twin"), fields, "the twin", name))
+    return placed
+
+
+def place_fault(placed: PlacedSlice) -> str:
+    """Why a slice cannot lie where it is said to; ``""`` when it can."""
+    twin = placed.twin
+    if bool(placed.patches) != bool(placed.base_xxh3) or len(placed.patches) > MAX_PATCHES:
+        return "has patches and no base, or a base and no patches, or too many"
+    if twin is None:
+        return ""
+    if placed.patches:
+        return "has both patches and a twin"
+    if (twin.nbytes, twin.xxh3) != (placed.info.nbytes, placed.info.xxh3) or twin.object == placed.object:
+        return "has a twin that is no second copy of it"
+    return ""
+
+
+def _extent_json(extent: Extent, name: Callable[[str], Json]) -> dict[str, Json]:
+    return {
+        "object": name(extent.object),
+        "begin": extent.begin,
+        "nbytes": extent.nbytes,
+        "xxh3": extent.xxh3,
+    }
+
+
+def _read_extent(value: Json, outer: Fields, what: str, name: Callable[[Fields], str]) -> Extent:
+    fields = Fields(value, key=outer.key, where=f"{outer.where}, {what}")
+    extent = Extent(
+        name(fields), fields.count("begin"), fields.count("nbytes"), fields.matching("xxh3", digests.XXH3)
+    )
+    fields.end()
+    return extent
 
 
 def object_json(info: ObjectInfo) -> dict[str, Json]:
@@ -139,24 +200,28 @@ def read_digests(values: Mapping[str, Json], *, key: str, where: str) -> dict[st
 
 
 def check_objects(
-    objects: Mapping[str, ObjectInfo], placed: Mapping[str, list[PlacedSlice]], *, key: str, whole: set[str]
+    objects: Mapping[str, ObjectInfo], placed: Iterable[PlacedSlice], *, key: str, whole: set[str]
 ) -> None:
-    """Slices lie inside the objects they name, after the header, and do not overlap.
+    """What is stored of the slices lies inside the objects named, after the header, without overlap.
 
     Those in ``whole`` have no gap either: header and slices are all there is. (Of an object reused
     from an older checkpoint some slices may be dead.) ``FormatError`` naming ``key``.
     """
-    for name in placed.keys() - objects.keys():
+    stored: dict[str, list[tuple[int, int, str]]] = {}
+    for piece in placed:
+        for extent in piece.extents:
+            stored.setdefault(extent.object, []).append((extent.begin, extent.nbytes, piece.info.slice.key))
+    for name in stored.keys() - objects.keys():
         raise FormatError(key, f"slices in object {name!r}, which is not listed")
     for name, info in objects.items():
         end = info.header_bytes
-        for piece in sorted(placed.get(name, []), key=lambda p: (p.begin, p.info.nbytes)):
-            what = f"object {name!r}: slice of {piece.info.slice.key!r} at {piece.begin}"
-            if piece.begin < end:
+        for begin, nbytes, tensor in sorted(stored.get(name, [])):
+            what = f"object {name!r}: slice of {tensor!r} at {begin}"
+            if begin < end:
                 raise FormatError(key, f"{what} overlaps what ends at {end}")
-            if name in whole and piece.begin != end:
+            if name in whole and begin != end:
                 raise FormatError(key, f"{what} leaves a gap after {end}")
-            end = piece.begin + piece.info.nbytes
+            end = begin + nbytes
             if end > info.nbytes:
                 raise FormatError(key, f"{what} ends at {end}, beyond {info.nbytes}")
         if name in whole and end != info.nbytes:

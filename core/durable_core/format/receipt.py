@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from durable_core.errors import FormatError, UsageError
 from durable_core.format import canonical, layout
@@ -27,14 +27,17 @@ from durable_core.format.parts import (
 )
 from durable_core.types import ObjectInfo, PlacedSlice, SliceInfo
 
-VERSION = 1
+VERSION = 2
+#: Version 1 knows neither ``base`` nor, therefore, patches and twins. It is written where it suffices.
+OLDEST = 1
 
 __all__ = ["LedgerSegment", "Offer", "Receipt", "document_digest"]
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What one writer holds for one checkpoint: digests of its slices and documents."""
+    """What one writer holds for one checkpoint: digests of its slices and documents. ``base``: as in
+    ``Receipt``."""
 
     role: str
     generation: int
@@ -42,14 +45,16 @@ class Offer:
     step: int
     slices: tuple[SliceInfo, ...]
     documents: Mapping[str, str] = field(default_factory=dict)  # name -> sha256 of its canonical bytes
+    base: str | None = None
 
 
 @dataclass(frozen=True)
 class Receipt:
     """What one writer wrote for one checkpoint, signed off when all of it was durable.
 
-    ``offered``: every slice it holds. ``placed``: those it wrote, and where. ``documents``: its
-    typed JSON by name. ``ledger``: its segment, when its data came through the ledger.
+    ``offered``: every slice it holds. ``placed``: those of which it wrote something, and where.
+    ``documents``: its typed JSON by name. ``ledger``: its segment, when its data came through the ledger.
+    ``base``: sha256 of the manifest that it would plan on (what is unchanged is not written), if any.
     """
 
     role: str
@@ -61,6 +66,7 @@ class Receipt:
     objects: tuple[ObjectInfo, ...]
     documents: Mapping[str, Json] = field(default_factory=dict)
     ledger: LedgerSegment | None = None
+    base: str | None = None
 
     @property
     def document_digests(self) -> dict[str, str]:
@@ -72,7 +78,7 @@ def encode_offer(offer: Offer) -> bytes:
     _check_identity(offer.role, offer.slices)
     return canonical.dumps(
         {
-            "v": VERSION,
+            **_base_json(offer.base),
             "what": "offer",
             "role": offer.role,
             "generation": offer.generation,
@@ -86,7 +92,7 @@ def encode_offer(offer: Offer) -> bytes:
 
 def decode_offer(data: bytes, *, key: str) -> Offer:
     """Raises ``FormatError`` and ``UnknownVersionError`` naming ``key``."""
-    fields = versioned(data, key=key, version=VERSION)
+    fields = versioned(data, key=key, version=VERSION, oldest=OLDEST)
     _check_what(fields, "offer")
     offer = Offer(
         role=fields.role("role"),
@@ -95,6 +101,7 @@ def decode_offer(data: bytes, *, key: str) -> Offer:
         step=fields.count("step"),
         slices=_read_slices(fields, "slices"),
         documents=read_digests(fields.mapping("documents"), key=key, where="documents"),
+        base=_read_base(fields),
     )
     fields.end()
     _check_place(key, "offer", offer.role, offer.generation, offer.c)
@@ -106,7 +113,7 @@ def encode_receipt(receipt: Receipt) -> bytes:
     _check_identity(receipt.role, receipt.offered)
     return canonical.dumps(
         {
-            "v": VERSION,
+            **_base_json(receipt.base),
             "what": "receipt",
             "role": receipt.role,
             "generation": receipt.generation,
@@ -125,10 +132,10 @@ def encode_receipt(receipt: Receipt) -> bytes:
 def decode_receipt(data: bytes, *, key: str) -> Receipt:
     """Raises ``FormatError`` and ``UnknownVersionError`` naming ``key``.
 
-    Checked: every slice, that each placed slice lies in one of the writer's own objects, that header and
-    slices account for every byte of them, and the documents against their digests.
+    Checked: every slice, that something of each placed slice lies in one of the writer's own objects, that
+    header and slices account for every byte of them, and the documents against their digests.
     """
-    fields = versioned(data, key=key, version=VERSION)
+    fields = versioned(data, key=key, version=VERSION, oldest=OLDEST)
     _check_what(fields, "receipt")
     receipt = Receipt(
         role=fields.role("role"),
@@ -145,6 +152,7 @@ def decode_receipt(data: bytes, *, key: str) -> Receipt:
         ),
         documents=fields.mapping("documents"),
         ledger=read_segment(fields.any("ledger"), key=key),
+        base=_read_base(fields),
     )
     claimed = read_digests(fields.mapping("document_digests"), key=key, where="document_digests")
     fields.end()
@@ -159,10 +167,23 @@ def _check_written(receipt: Receipt, key: str) -> None:
     objects = {info.key: info for info in receipt.objects}
     if len(objects) != len(receipt.objects):
         raise FormatError(key, "an object is listed twice")
-    placed: dict[str, list[PlacedSlice]] = {}
+    written = []
     for piece in receipt.placed:
-        placed.setdefault(piece.object, []).append(piece)
-    check_objects(objects, placed, key=key, whole=set(objects))
+        if len(piece.extents) > 1 and receipt.base is None:
+            raise FormatError(key, f"{piece.info.slice.key!r} is patched or copied, and there is no base")
+        own = [extent for extent in piece.extents if extent.object in objects]
+        if not own:
+            raise FormatError(key, f"{piece.info.slice.key!r} is in {piece.object}, which is not listed")
+        written += [PlacedSlice(replace(piece.info, nbytes=e.nbytes), e.object, e.begin) for e in own]
+    check_objects(objects, written, key=key, whole=set(objects))
+
+
+def _base_json(base: str | None) -> dict[str, Json]:
+    return {"v": OLDEST} if base is None else {"v": VERSION, "base": base}
+
+
+def _read_base(fields: Fields) -> str | None:
+    return None if fields.version == OLDEST else fields.digest("base")
 
 
 def _read_slices(fields: Fields, name: str) -> tuple[SliceInfo, ...]:
