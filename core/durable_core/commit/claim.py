@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from durable_core.commit.effects import Program
-from durable_core.commit.journal import Draft, View, append, replay
+from durable_core.commit.journal import Draft, View, append, replay, settle
 from durable_core.commit.state import CheckpointInfo, RunState
 from durable_core.errors import Fenced, LostSlot, NoUsableCheckpoint, RecordRefused, RunNotFoundError
 from durable_core.format.record import Kind
@@ -34,12 +34,14 @@ Chooser = Callable[[RunState], Choice]
 
 @dataclass(frozen=True)
 class Claim:
-    """A generation of our own. ``token`` is the right to write; it is never renewed."""
+    """A generation of our own. ``token`` is the right to write; it is never renewed. ``before``: the run as
+    the record of the claim found it, with the generation that it replaces."""
 
     view: View
     token: Token
     restore_point: CheckpointInfo | None
     choice: Choice
+    before: RunState
 
 
 def choose_restore_point(state: RunState, *, exclude: Collection[int] = ()) -> Choice:
@@ -116,6 +118,7 @@ def claim_generation(
     ``RunEnded``, ``RunNotFoundError``, ``NoUsableCheckpoint`` (from ``choose``), ``RecordRefused`` for a
     choice that cannot be restored, ``LostSlot`` after ``CLAIM_ROUNDS`` lost races, or the tier's errors.
     """
+    view = yield from settle(view)  # a doubt that ended later would come between the choice and the claim
     view = yield from replay(view)
     for _ in range(CLAIM_ROUNDS):
         state = view.state
@@ -138,7 +141,7 @@ def claim_generation(
         except LostSlot:
             view = yield from replay(view)
             continue
-        return Claim(view, token, info, choice)
+        return Claim(view, token, info, choice, state)
     raise LostSlot(f"generation {view.state.generation + 1}: lost {CLAIM_ROUNDS} races for it")
 
 

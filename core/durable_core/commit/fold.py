@@ -120,6 +120,7 @@ def _allocate(state: RunState, record: Record) -> RunState:
         parent=p["parent"],
         nonce=record.op_id[:8],
         time=record.time,
+        adopted=(p.get("adopted") or {}).get("generation"),
     )
     return replace(state, checkpoints=state.checkpoints.added(info))
 
@@ -231,7 +232,9 @@ AUTHORITY: Table = {
     ),
     Kind.RUN_FORKED: Row((*_CLAIM, r.fork_origin_usable), _fork),
     Kind.CONTROLLER_CLAIMED: Row((r.run_exists, r.next_epoch), _claim_controller),
-    Kind.CHECKPOINT_ALLOCATED: Row((*_WORKER, r.number_is_next), _allocate),
+    Kind.CHECKPOINT_ALLOCATED: Row(
+        (*_WORKER, r.number_is_next, r.adopts_the_replaced, r.adoption_is_first), _allocate
+    ),
     Kind.CHECKPOINT_COMMITTED: Row(
         (*_WORKER, r.allocated_here, r.parent_is_head, r.step_exceeds_head, r.reuses_alive), _commit
     ),

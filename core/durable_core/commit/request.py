@@ -49,7 +49,8 @@ class SaveRequest:
     ``role``, …). ``slices``: what is staged; ``None`` asks by ``Describe``. ``reuses``: slices equal
     to ones already stored, with their objects; they are not staged again, on any role. ``ledger``:
     ``None`` when the data does not come through the ledger. The rest goes into the manifest as it is,
-    from the coordinator's request.
+    from the coordinator's request. ``adopted``: what is saved is a sealed snapshot of that generation,
+    the one this token's replaced (``commit.adopt``).
     """
 
     role: str
@@ -72,6 +73,7 @@ class SaveRequest:
     deadlines: Deadlines = field(default_factory=Deadlines)
     reuses: tuple[tuple[PlacedSlice, ObjectInfo], ...] = ()
     consistent: bool = True
+    adopted: int | None = None
 
     def __post_init__(self) -> None:
         if self.role not in self.roles or len(set(self.roles)) != len(self.roles):

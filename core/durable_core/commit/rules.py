@@ -172,6 +172,33 @@ def number_is_next(state: RunState, record: Record) -> Refusal | None:
     return _unfit(f"c{record.payload['c']} is not the next number, {state.next_c}")
 
 
+def adopts_the_replaced(state: RunState, record: Record) -> Refusal | None:
+    """Snapshots are adopted of the generation directly before, at the step they were sealed at; never
+    under a fork, which starts from the checkpoint it names."""
+    adopted = record.payload.get("adopted")
+    if adopted is None:
+        return None
+    if adopted != {"generation": record.generation - 1, "step": record.payload["step"]}:
+        return _unfit(f"adopts {adopted!r}; only generation {record.generation - 1} has been replaced")
+    if state.forks and state.forks[-1].generation == state.generation:
+        return _unfit("a fork starts from the checkpoint it names, and adopts nothing")
+    return None
+
+
+def adoption_is_first(state: RunState, record: Record) -> Refusal | None:
+    """A generation that may have trained already has a history of its own and must not take another."""
+    if record.payload.get("adopted") is None:
+        return None
+    if state.head != state.restore_point:
+        return _unfit(f"generation {state.generation} has committed {_name(state.head)} already")
+    for info in state.checkpoints.newest_first():
+        if info.generation != state.generation:
+            break
+        if info.adopted is None:
+            return _unfit(f"generation {state.generation} has saved a step of its own already (c{info.c})")
+    return None
+
+
 def allocated_here(state: RunState, record: Record) -> Refusal | None:
     """Allocated by this generation for this step and parent, and neither committed nor aborted since.
 

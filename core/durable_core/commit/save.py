@@ -8,6 +8,7 @@ happens before it leaves the previous checkpoint as it was and residue under a p
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from durable_core.commit.effects import Program, Reached, Size
 from durable_core.commit.fence import token_error
@@ -122,7 +123,9 @@ def allocate(view: View, request: SaveRequest) -> Program[tuple[View, Attempt]]:
             raise error
         if state.head_step is not None and request.step <= state.head_step:
             raise CommitAborted(f"the head, c{state.head}, is at step {state.head_step} already")
-        payload = {"c": state.next_c, "step": request.step, "parent": state.head}
+        payload: dict[str, Any] = {"c": state.next_c, "step": request.step, "parent": state.head}
+        if request.adopted is not None:
+            payload["adopted"] = {"generation": request.adopted, "step": request.step}
         draft = Draft.by(request.token, Kind.CHECKPOINT_ALLOCATED, payload)
         try:
             view = yield from append(view, draft, exact=True)
@@ -282,7 +285,11 @@ def _await_allocation(view: View, request: SaveRequest) -> Program[tuple[View, A
         if error is not None:
             raise error
         for info in seen.state.checkpoints.newest_first():
-            if info.generation != request.token.generation or info.step < request.step:
+            if info.generation != request.token.generation:
+                break
+            if info.adopted != request.adopted:
+                continue  # an adoption that was given up: training began before it, and may be behind it
+            if info.step < request.step:
                 break
             if info.step > request.step:
                 raise CommitAborted(f"the coordinator has gone on to step {info.step}")

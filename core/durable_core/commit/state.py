@@ -21,7 +21,8 @@ class CheckpointInfo:
     ``nonce``: first 8 hex digits of the allocating record's op_id, part of every key. ``bytes`` is
     the logical size, ``bytes_written`` what was new. ``reuses``: the checkpoints in whose directories
     objects of this one lie. ``ledger``: key and digest of the ledger index. ``seq``: journal slot of
-    the commit. ``time``: wall clock of the newest of allocate and commit, for people.
+    the commit. ``time``: wall clock of the newest of allocate and commit, for people. ``adopted``: the
+    generation whose sealed snapshots became this checkpoint.
     """
 
     c: int
@@ -43,6 +44,7 @@ class CheckpointInfo:
     evidence: Any = None
     note: str = ""
     corrupt_objects: tuple[str, ...] = ()
+    adopted: int | None = None
     seq: int = -1
     time: float = 0.0
 
