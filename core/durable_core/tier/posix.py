@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import os
 import stat
@@ -27,7 +26,8 @@ from durable_core.errors import (
 )
 from durable_core.format import layout
 from durable_core.tier.base import DEFAULT_LIMIT, Buffer, Tier, byte_view
-from durable_core.tier.syscalls import NO_LINKS, NOT_APPLIED, mapped, read_all, tier_error, write_all
+from durable_core.tier.direct import BufferedFile, DirectFile, on_a_block_device
+from durable_core.tier.syscalls import NO_LINKS, NOT_APPLIED, lock, mapped, read_all, tier_error
 from durable_core.types import CrashPoint
 
 #: Bytes read at a time where they are digested as they come: few enough to be in the cache still.
@@ -42,16 +42,21 @@ class PosixTier(Tier):
     """Objects under ``path``, which is created by the first write.
 
     ``reached`` is called at the crash points K6 (part of a large object written) and K7 (all of it
-    written, not yet fsynced).
+    written, not yet fsynced). ``direct``: large objects go past the page cache where the disk allows.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, reached: Callable[[CrashPoint], None] = _nothing
+        self,
+        path: str | os.PathLike[str],
+        *,
+        reached: Callable[[CrashPoint], None] = _nothing,
+        direct: bool = True,
     ) -> None:
         self.root = Path(path).absolute()
         self.location = str(self.root)
         self._tmp = self.root / "tmp"
         self._reached = reached
+        self._direct = direct
         self._counter = itertools.count()
         self._durable: set[Path] = set()  # directories whose own names this process has made durable
 
@@ -113,7 +118,7 @@ class PosixTier(Tier):
         return created
 
     def write_object(self, key: str, parts: Iterable[Buffer]) -> int:
-        created, nbytes = self._publish(self._path(key), parts, reached=self._reached)
+        created, nbytes = self._publish(self._path(key), parts, large=True)
         if not created:
             raise UsageError(f"{key} is already there, and objects are immutable")
         return nbytes
@@ -121,7 +126,7 @@ class PosixTier(Tier):
     def put(self, key: str, data: Buffer) -> None:
         path = self._path(key)
         with self._temporary() as (fd, tmp):
-            self._write(fd, tmp, [data], _nothing)
+            self._write(fd, tmp, [data])
             self._name(path, fd, lambda: self._rename(tmp, path))
 
     def delete(self, key: str) -> None:
@@ -159,7 +164,7 @@ class PosixTier(Tier):
         with self._temporary() as (fd, first), self._temporary() as (_, second):
             name = self._tmp / f"probe-{os.urandom(8).hex()}"
             try:
-                self._write(fd, first, [b"first"], _nothing)
+                self._write(fd, first, [b"first"])
                 self._probe_link(fd, first, second, name)
                 self._probe_sync()
             finally:
@@ -195,12 +200,10 @@ class PosixTier(Tier):
 
     # --- publishing ------------------------------------------------------------------------
 
-    def _publish(
-        self, path: Path, parts: Iterable[Buffer], reached: Callable[[CrashPoint], None] = _nothing
-    ) -> tuple[bool, int]:
+    def _publish(self, path: Path, parts: Iterable[Buffer], *, large: bool = False) -> tuple[bool, int]:
         """Whether this call created ``path``, and the bytes written. Durable when it returns."""
         with self._temporary() as (fd, tmp):
-            nbytes = self._write(fd, tmp, parts, reached)
+            nbytes = self._write(fd, tmp, parts, large=large)
             created = self._name(path, fd, lambda: self._link(fd, tmp, path))
         if created:
             try:
@@ -209,27 +212,29 @@ class PosixTier(Tier):
                 raise InDoubt(f"{path} is visible, but its directory was not synced: {error}") from error
         return created, nbytes
 
-    def _write(
-        self, fd: int, tmp: Path, parts: Iterable[Buffer], reached: Callable[[CrashPoint], None]
-    ) -> int:
+    def _write(self, fd: int, tmp: Path, parts: Iterable[Buffer], *, large: bool = False) -> int:
+        file = DirectFile(fd) if large and self._direct and on_a_block_device(fd) else BufferedFile(fd)
+        reached = self._reached if large else _nothing
         written = 0
         for index, part in enumerate(parts):  # what producing a part raises is the caller's own
             view = byte_view(part)
             if index == 1:  # the first part is a header; stop in the middle of the data
-                written += self._append(fd, tmp, view[: len(view) // 2])
+                written += self._append(file, tmp, view[: len(view) // 2])
                 reached(CrashPoint.K6)
                 view = view[len(view) // 2 :]
-            written += self._append(fd, tmp, view)
+            written += self._append(file, tmp, view)
+        with mapped(f"write {tmp}"):
+            file.flush()
         reached(CrashPoint.K7)
         with mapped(f"fsync {tmp}"):
             self.before("fsync", tmp)
             os.fsync(fd)
         return written
 
-    def _append(self, fd: int, tmp: Path, view: memoryview) -> int:
+    def _append(self, file: BufferedFile | DirectFile, tmp: Path, view: memoryview) -> int:
         with mapped(f"write {tmp}"):
             self.before("write", tmp)
-            return write_all(fd, view)
+            return file.append(view)
 
     def _name(self, path: Path, fd: int, give: Callable[[], bool]) -> bool:
         """``give`` the complete, durable temporary its name, in a directory that is there and durable."""
@@ -327,7 +332,7 @@ class PosixTier(Tier):
                 self._tmp.mkdir(parents=True, exist_ok=True)
                 continue
             # Only a collector can hold the lock of a name this new, and then it removes the file.
-            if _lock(fd) is not False and os.fstat(fd).st_nlink == 1:
+            if lock(fd) is not False and os.fstat(fd).st_nlink == 1:
                 return fd, path
             os.close(fd)
 
@@ -335,7 +340,7 @@ class PosixTier(Tier):
         """Remove a temporary that no living process has locked."""
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         try:
-            if _lock(fd) is not True:
+            if lock(fd) is not True:
                 return False
             self.before("unlink", path)
             path.unlink()
@@ -379,16 +384,3 @@ class PosixTier(Tier):
                     return [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in entries]
             except (FileNotFoundError, NotADirectoryError):
                 return []
-
-
-def _lock(fd: int) -> bool | None:
-    """Whether this open file now holds the lock of the file; ``None`` where there are no locks."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
-            return None
-        raise
-    return True

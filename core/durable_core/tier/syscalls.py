@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 
@@ -65,3 +66,16 @@ def read_all(fd: int, offset: int, out: memoryview) -> int:
             break
         got += done
     return got
+
+
+def lock(fd: int) -> bool | None:
+    """Whether this open file now holds the lock of the file; ``None`` where there are no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            return None
+        raise
+    return True
