@@ -1,0 +1,410 @@
+"""L3. A tier in the memory of another host: what an agent keeps, checked as if it were an enemy's.
+
+Every byte that a read returns has been compared with the tag its writer made (``seals``); an agent that
+answers zeros, other bytes, fewer or more than asked for is found out: ``DigestMismatchError`` or another
+``CorruptError`` when bytes are wrong, ``TierUnavailable`` when the conversation is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from durable_core.clock import Clock, SystemClock
+from durable_core.errors import (
+    DigestMismatchError,
+    FormatError,
+    InDoubt,
+    ObjectNotFoundError,
+    TierUnavailable,
+    UnsupportedError,
+    UsageError,
+)
+from durable_core.format import canonical, layout
+from durable_core.format.fields import Fields
+from durable_core.tier.base import DEFAULT_LIMIT, Buffer, Tier, byte_view
+from durable_core.tier.peer import replies
+from durable_core.tier.peer.frames import (
+    Channel,
+    ConnectionLost,
+    Frame,
+    FrameRefused,
+    Stream,
+    greet_as_client,
+)
+from durable_core.tier.peer.seals import (
+    BLOCK,
+    MAX_BLOCKS,
+    NONCE_BYTES,
+    Seal,
+    Sealer,
+    block_bytes,
+    span,
+)
+from durable_core.tier.peer.secret import Secret
+from durable_core.tier.peer.store import run_fault
+
+if TYPE_CHECKING:
+    import ssl
+
+CONNECT, TIMEOUT = 5.0, 30.0
+_IDLE_CONNECTIONS = 2
+_MAX_KEYS = 1_000_000
+
+
+@dataclass
+class _Conversation:
+    """One exchange on a channel; only when it is ``over`` can the channel serve another."""
+
+    channel: Channel
+    over: bool = False
+
+
+class PeerTier(Tier):
+    """The objects of one run at the agent at ``address`` (``host:port``).
+
+    ``generation`` is that of the launch this process belongs to, learnt once: the agent refuses writes
+    once it has heard of a higher one (``Fenced``), and nothing here can raise it. 0 is for readers.
+    ``timeout``: seconds for one frame to pass or an answer to come; ``connect`` for a connection.
+    ``tls``: a client's context, when the agent speaks TLS. Threads may share a ``PeerTier``; each
+    operation in progress has a connection, of which two stay open between operations.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        run_id: str,
+        generation: int,
+        secret: Secret,
+        tls: ssl.SSLContext | None = None,
+        connect: float = CONNECT,
+        timeout: float = TIMEOUT,
+        clock: Clock | None = None,
+    ) -> None:
+        if fault := run_fault(run_id):
+            raise UsageError(f"bad run id {run_id!r}: {fault}")
+        if generation < 0:
+            raise UsageError(f"generation {generation} is negative")
+        self._where = parse_address(address)
+        self._hello = {"op": "hello", "run": run_id, "generation": generation}
+        self._secret, self._tls = secret, tls
+        self._sealer = Sealer(secret, run_id)
+        self._connect_timeout, self._timeout = connect, timeout
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._idle: list[Channel] = []
+        self._owner = os.getpid()
+        self.location = f"peer://{address}/{run_id}"
+
+    def close(self) -> None:
+        """Close the idle connections. The tier can be used again."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for channel in idle:
+            channel.stream.close()
+
+    # --- reading ---------------------------------------------------------------------------
+
+    def get(self, key: str, *, limit: int = DEFAULT_LIMIT) -> bytes:
+        layout.check_key(key)
+        with self._conversation() as talk:
+            talk.channel.send({"op": "get", "key": key, "limit": limit})
+            seal = self._seal(talk, key)
+            if seal.size > limit:
+                self._end_of_blocks(talk, key, 0)
+                raise FormatError(key, f"{seal.size} bytes, more than the limit of {limit}")
+            out = bytearray(seal.size)
+            for _ in self._receive_blocks(talk, key, seal, 0, memoryview(out)):
+                pass
+            return bytes(out)
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        """As in ``Tier``. When it raises, what ``out`` holds means nothing."""
+        self.stream_into(key, offset, out, lambda _: None)
+
+    def stream_into(
+        self, key: str, offset: int, out: memoryview, seen: Callable[[memoryview], object]
+    ) -> None:
+        layout.check_key(key)
+        if offset < 0:
+            raise UsageError(f"{key}: read at negative offset {offset}")
+        target = byte_view(out)
+        with self._conversation() as talk:
+            talk.channel.send({"op": "read", "key": key, "begin": offset, "nbytes": len(target)})
+            seal = self._seal(talk, key)
+            if offset + len(target) > seal.size:
+                self._end_of_blocks(talk, key, 0)
+                raise FormatError(key, f"{seal.size} bytes, too short for {len(target)} at {offset}")
+            for part in self._receive_blocks(talk, key, seal, offset, target):
+                seen(part)
+
+    def size(self, key: str) -> int:
+        layout.check_key(key)
+        with self._conversation() as talk:
+            talk.channel.send({"op": "size", "key": key})
+            seal = self._seal(talk, key)
+            talk.over = True
+            return seal.size
+
+    def list(self, prefix: str) -> Iterator[str]:
+        layout.check_prefix(prefix)
+        keys: list[str] = []
+        with self._conversation() as talk:
+            talk.channel.send({"op": "list", "prefix": prefix})
+            while True:
+                frame = self._answer(talk, prefix)
+                page = canonical.loads(talk.channel.payload_bytes(frame), key=prefix) if frame.nbytes else []
+                if not isinstance(page, list) or any(
+                    layout.key_fault(key) or not key.startswith(prefix) for key in page
+                ):
+                    raise FormatError(prefix, f"{self.location} lists what is no key under it")
+                keys += page
+                if len(keys) > _MAX_KEYS:
+                    raise TierUnavailable(f"{self.location} lists more than {_MAX_KEYS} keys")
+                if not frame.fields().flag("more"):
+                    talk.over = True
+                    return iter(keys)
+
+    # --- writing ---------------------------------------------------------------------------
+
+    def put_if_absent(self, key: str, data: Buffer) -> bool:
+        view = byte_view(data)
+        stored, _ = self._write(key, [view], replace=False, expected=len(view))
+        return stored
+
+    def put(self, key: str, data: Buffer) -> None:
+        view = byte_view(data)
+        self._write(key, [view], replace=True, expected=len(view))
+
+    def write_object(self, key: str, parts: Iterable[Buffer]) -> int:
+        stored, nbytes = self._write(key, parts, replace=False, expected=0)
+        if not stored:
+            raise UsageError(f"{key} is already there, and objects are immutable")
+        return nbytes
+
+    def delete(self, key: str) -> None:
+        layout.check_key(key)
+        self._change({"op": "delete", "key": key}, key)
+
+    def sync_tail(self, prefix: str) -> None:
+        """Nothing to do: what an agent acknowledged is in a file that outlives it."""
+        layout.check_prefix(prefix)
+
+    def collect_residue(self, *, limit: int = 1000) -> int:
+        return self._change({"op": "residue", "limit": limit}, "").count("removed")
+
+    def forget(self) -> int:
+        """Delete everything the agent keeps of this run; the bytes of memory freed. ``Fenced`` when stale."""
+        return self._change({"op": "forget"}, "").count("freed")
+
+    def room(self) -> tuple[int, int]:
+        """Bytes the agent keeps, of all runs, and bytes it may keep."""
+        with self._conversation() as talk:
+            talk.channel.send({"op": "room"})
+            fields = self._answer(talk, "").fields()
+            talk.over = True
+            return fields.count("used"), fields.count("capacity")
+
+    def probe(self) -> None:
+        """Also proves that the agent can be reached, has the secret, and lets this generation write."""
+        key = f"probe/{os.urandom(16).hex()}"
+        try:
+            first, second = self.put_if_absent(key, b"first"), self.put_if_absent(key, b"second")
+            if not first or second or self.get(key) != b"first":
+                raise UnsupportedError(f"{self.location}: creating a name twice succeeded twice")
+        finally:
+            self.delete(key)
+        with contextlib.suppress(ObjectNotFoundError):
+            self.size(key)
+            raise UnsupportedError(f"{self.location}: what was deleted is still there")
+
+    # --- one write -------------------------------------------------------------------------
+
+    def _write(self, key: str, parts: Iterable[Buffer], *, replace: bool, expected: int) -> tuple[bool, int]:
+        """Whether it was stored, and its bytes. Leaving before the end is sent leaves nothing there."""
+        layout.check_key(key)
+        with self._conversation() as talk:
+            talk.channel.send({"op": "write", "key": key, "replace": replace, "size": expected})
+            digests: list[bytes] = []
+            size = 0
+            for block in blocks_from(parts):
+                if talk.channel.stream.readable():  # the agent says no, and does not wait for the rest
+                    return self._stored(talk, key), size
+                if len(digests) == MAX_BLOCKS:
+                    raise UsageError(f"{key}: an object at a peer has at most {MAX_BLOCKS * BLOCK} bytes")
+                digests.append(self._sealer.digest(block))
+                size += len(block)
+                talk.channel.send({"op": "block"}, block, digests[-1])
+            seal = self._sealer.seal(key, size, os.urandom(NONCE_BYTES))
+            with self._in_doubt(f"write {key}"):
+                talk.channel.send({"op": "end", **seal.header()}, self._sealer.tags(seal, digests))
+                frame = talk.channel.receive()
+            stored = self._stored(talk, key, frame)
+            talk.over = True
+            return stored, size
+
+    def _stored(self, talk: _Conversation, key: str, frame: Frame | None = None) -> bool:
+        return self._checked(talk, frame or talk.channel.receive(), key).fields().flag("stored")
+
+    def _change(self, request: Mapping[str, Any], key: str) -> Fields:
+        """A request that changes something, in one frame."""
+        with self._conversation() as talk:
+            with self._in_doubt(f"{request['op']} {key}"):
+                talk.channel.send(request)
+                frame = talk.channel.receive()
+            fields = self._checked(talk, frame, key).fields()
+            talk.over = True
+            return fields
+
+    @contextlib.contextmanager
+    def _in_doubt(self, doing: str) -> Iterator[None]:
+        """Around the frame that makes the agent act, and its answer: what fails here may have been done."""
+        try:
+            yield
+        except (ConnectionLost, FrameRefused, FormatError) as error:
+            raise InDoubt(f"{self.location} may or may not have done: {doing} ({error})") from error
+
+    # --- answers ---------------------------------------------------------------------------
+
+    def _answer(self, talk: _Conversation, key: str) -> Frame:
+        return self._checked(talk, talk.channel.receive(), key)
+
+    def _checked(self, talk: _Conversation, frame: Frame, key: str) -> Frame:
+        """The frame, unless it says an error, which is raised and ends the exchange."""
+        if error := replies.heard(frame.header, key, self.location):
+            # An early no to a write ends with the connection (_write); every other exchange is over now.
+            talk.over = frame.nbytes == 0
+            raise error
+        return frame
+
+    def _seal(self, talk: _Conversation, key: str) -> Seal:
+        """The first answer to a read: what the object is, as its writer sealed it."""
+        frame = self._answer(talk, key)
+        if frame.nbytes:
+            raise FormatError(key, f"{self.location} answers with bytes that nobody asked for")
+        seal = Seal.of(frame.fields())
+        self._sealer.check(key, seal)
+        return seal
+
+    def _receive_blocks(
+        self, talk: _Conversation, key: str, seal: Seal, offset: int, out: memoryview
+    ) -> Iterator[memoryview]:
+        """Fill ``out`` from byte ``offset``, part by part: whole blocks in place, others through a buffer."""
+        indices = span(seal.size, offset, len(out))
+        for index in indices:
+            begin, length = index * BLOCK - offset, block_bytes(seal.size, index)
+            part = out[max(begin, 0) : begin + length]
+            whole = part if len(part) == length else memoryview(bytearray(length))
+            self._receive_block(talk, key, seal, index, whole)
+            if whole is not part:
+                part[:] = whole[max(-begin, 0) :][: len(part)]
+            yield part
+        self._end_of_blocks(talk, key, len(indices))
+
+    def _receive_block(
+        self, talk: _Conversation, key: str, seal: Seal, index: int, target: memoryview
+    ) -> None:
+        frame = self._answer(talk, key)
+        fields = frame.fields()
+        if fields.count("index") != index or frame.nbytes != len(target):
+            what = f"{frame.nbytes} bytes where block {index} has {len(target)}"
+            raise FormatError(key, f"{self.location} answers {what}")
+        talk.channel.payload(frame, target)
+        if fields.text("tag") != self._sealer.tag(seal, index, frame.digest).hex():
+            raise DigestMismatchError(key, f"block {index} at {self.location} is not what was put there")
+
+    def _end_of_blocks(self, talk: _Conversation, key: str, count: int) -> None:
+        frame = self._answer(talk, key)
+        if frame.nbytes or frame.fields().count("blocks") != count:
+            raise FormatError(key, f"{self.location} goes on after the last of {count} blocks")
+        talk.over = True
+
+    # --- connections -----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _conversation(self) -> Iterator[_Conversation]:
+        talk = _Conversation(self._idle_channel() or self._connect())
+        try:
+            yield talk
+        finally:
+            with self._lock:
+                keep = talk.over and len(self._idle) < _IDLE_CONNECTIONS
+                if keep:
+                    self._idle.append(talk.channel)
+            if not keep:
+                talk.channel.stream.close()
+
+    def _idle_channel(self) -> Channel | None:
+        with self._lock:
+            if self._owner != os.getpid():  # forked: the connections are the parent's
+                self._owner, self._idle = os.getpid(), []
+            while self._idle:
+                channel = self._idle.pop()
+                if not channel.stream.readable():
+                    return channel
+                channel.stream.close()  # the agent ended it, or was restarted
+        return None
+
+    def _connect(self) -> Channel:
+        host, port = self._where
+        try:
+            sock = socket.create_connection((host, port), timeout=self._connect_timeout)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_hostname=host)
+        except OSError as error:
+            raise TierUnavailable(
+                f"cannot connect to {self.location}: {error.strerror or error}", hint="is its agent running?"
+            ) from error
+        stream = Stream(sock, self._clock, self._connect_timeout)
+        try:
+            channel = greet_as_client(stream, self._secret, self.location)
+            stream.timeout = self._timeout
+            channel.send(self._hello)
+            talk = _Conversation(channel)
+            self._answer(talk, "")
+        except BaseException:
+            stream.close()
+            raise
+        return channel
+
+
+def blocks_from(parts: Iterable[Buffer]) -> Iterator[memoryview]:
+    """The bytes of all parts in blocks; only the last is shorter. Copied where a block has several parts.
+
+    A block is done with when the next is asked for, and a part when the next part is.
+    """
+    joined = memoryview(bytearray(0))
+    held = 0
+    for part in parts:
+        view = byte_view(part)
+        while view:
+            if not held and len(view) >= BLOCK:
+                yield view[:BLOCK]
+                view = view[BLOCK:]
+                continue
+            if not joined:
+                joined = memoryview(bytearray(BLOCK))
+            taken = min(len(view), BLOCK - held)
+            joined[held : held + taken] = view[:taken]
+            held, view = held + taken, view[taken:]
+            if held == BLOCK:
+                yield joined
+                held = 0
+    if held:
+        yield joined[:held]
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """``host:port`` or ``[v6]:port``; ``UsageError`` for anything else."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"{address!r} is no address of an agent", hint="write host:port")
+    return host, int(port)
