@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from durable_core.errors import CodecError, UsageError
 from durable_core.format.coverage import cover
-from durable_core.state import staging
+from durable_core.state.staging import buffer as buffers
 from durable_core.state.slices import flat_begin, split
 from durable_core.state.staging import Slot, SlotPool, Staged
 from durable_core.types import CrashPoint, SliceKey
@@ -162,7 +162,7 @@ def test_a_state_that_will_grow_is_mapped_for_at_its_full_size() -> None:
 def test_a_slot_can_be_acquired_while_others_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = SlotPool(2)
     seen: list[bool] = []
-    real = staging._map
+    real = buffers._anonymous
 
     def mapping(nbytes: int) -> mmap.mmap:
         slot = pool.acquire()
@@ -171,7 +171,7 @@ def test_a_slot_can_be_acquired_while_others_are_prepared(monkeypatch: pytest.Mo
             slot.cancel()
         return real(nbytes)
 
-    monkeypatch.setattr(staging, "_map", mapping)
+    monkeypatch.setattr(buffers, "_anonymous", mapping)
     pool.prepare(tensors())
     assert seen == [True, True]
 
