@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from durable_core import __version__
+from durable_core.cli.agent import agent
 from durable_core.cli.output import EXIT_CODES, OK, USAGE, complain, fail, show
 from durable_core.errors import DurableError
 
@@ -47,13 +48,14 @@ def _command(name: str) -> Callable[[Body], Body]:
 
 _which = click.argument("c", type=click.IntRange(min=0), required=False, metavar="[C]")
 _needed = click.argument("c", type=click.IntRange(min=0), metavar="C")
+_positive = click.FloatRange(min=0, min_open=True)
 
 
 @_command("ls")
 def ls(root: str, as_json: bool) -> int:
     """List the committed checkpoints.
 
-    ROOT is a path or a file:// URL, as given to DurableCheckpoint or DurableSession.open.
+    ROOT is a path or a URL (file://, s3://), as given to DurableCheckpoint or DurableSession.open.
     """
     from durable_core.cli import views
 
@@ -165,6 +167,45 @@ def unpin(root: str, c: int, as_json: bool) -> int:
     from durable_core.cli import upkeep
 
     return show(upkeep.unpin(root, c), as_json=as_json)
+
+
+@app.command("plan", epilog=_EPILOG)
+@click.option("--state-bytes", type=click.IntRange(min=1), required=True, help="One complete checkpoint.")
+@click.option("--bandwidth", type=_positive, required=True, help="Durable writes, bytes/s.")
+@click.option("--copy-bandwidth", type=_positive, default=5e9, show_default=True, help="Staging, bytes/s a host.")
+@click.option("--hosts", type=click.IntRange(min=1), default=1, show_default=True, help="That stage at once.")
+@click.option("--mtbf", type=_positive, default=4 * 3600.0, show_default=True, help="M, seconds.")
+@click.option(
+    "--restart", type=click.FloatRange(min=0), default=180.0, show_default=True, help="R + D, seconds."
+)
+@click.option(
+    "--changed",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="The part of the state that differs from save to save.",
+)
+@click.option("--cost", type=_positive, help="C, the exposed seconds of a save. Default: staging the state.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+def plan(
+    state_bytes: int, bandwidth: float, copy_bandwidth: float, hosts: int, mtbf: float, restart: float,
+    changed: float, cost: float | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Say how often to save, and what each way of saving costs.
+
+    Young's, Daly's and the exact interval for C and M, and synchronous, asynchronous and incremental
+    saving of the same state compared. Ends with 1 when C is at least M/2.
+    """
+    from durable_core.cli import plan as planning
+
+    answer = planning.plan(
+        state_bytes, bandwidth=bandwidth, copy_bandwidth=copy_bandwidth * hosts, mtbf=mtbf, restart=restart,
+        changed=changed, cost=cost,
+    )  # fmt: skip
+    return show(answer, as_json=as_json)
+
+
+app.add_command(agent)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -23,9 +23,10 @@ from durable_core.format.manifest import Manifest
 from durable_core.format.record import Record, decode
 from durable_core.tier.base import Tier
 from durable_core.tier.posix import PosixTier
+from durable_core.tier.remote import is_remote, open_remote
 from durable_core.types import CheckpointState
 
-_WHAT_ROOT = "ROOT is the directory given to DurableCheckpoint or DurableSession.open"
+_WHAT_ROOT = "ROOT is the directory or URL given to DurableCheckpoint or DurableSession.open"
 
 
 @dataclass(frozen=True)
@@ -102,18 +103,20 @@ def local_path(root: str | Path) -> Path:
     url = urlsplit(text)
     if url.scheme != "file" or url.netloc not in ("", "localhost"):
         raise UnsupportedError(
-            f"{url.scheme}:// roots cannot be opened yet", hint="give a path or a file:// URL"
+            f"{url.scheme}:// roots cannot be opened", hint="give a path, or a file://, s3://, gs:// or az:// URL"
         )
     return Path(unquote(url.path))
 
 
 def open_run(root: str | Path, *, clock: Clock | None = None, with_holes: bool = False) -> Reader:
-    """Read the journal at ``root`` (a path or ``file://`` URL).
+    """Read the journal at ``root`` (a path, a ``file://`` URL or an object store's).
 
     Raises ``RunNotFoundError`` where there is no journal, ``UnsupportedError`` for other URLs,
     ``FormatError`` / ``JournalBrokenError`` naming the record when the journal cannot be believed.
     ``with_holes`` reads up to a missing record all the same, for whoever reports what is damaged.
     """
+    if is_remote(root):
+        return open_tier(open_remote(str(root)), clock=clock, with_holes=with_holes)
     path = local_path(root)
     if not path.is_dir():
         raise RunNotFoundError(f"{path}: no such directory", hint=_WHAT_ROOT)

@@ -8,8 +8,13 @@ from durable_core.engine import probe
 from durable_core.engine.inspect import local_path
 from durable_core.tier.base import Tier
 from durable_core.tier.posix import PosixTier
+from durable_core.tier.remote import is_remote, open_remote
 
 
 def open_tier(root: str | Path) -> Tier:
-    """A directory, or a ``file://`` URL. ``UnsupportedError`` for any other scheme."""
+    """A directory, a ``file://`` URL, or an object store's (``s3://bucket/prefix``).
+
+    ``UnsupportedError`` for any other scheme, and for an object store without its client installed."""
+    if is_remote(root):
+        return open_remote(str(root), reached=probe.reached)
     return PosixTier(local_path(root), reached=probe.reached)
