@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from durable_core.errors import CorruptError, DigestMismatchError, FormatError, ObjectNotFoundError, TierError
-from durable_core.format import digests, shard
+from durable_core.format import digests, patch, shard
 from durable_core.tier.base import Tier
-from durable_core.types import ObjectInfo, PlacedSlice, SliceKey, Traits
+from durable_core.types import Extent, ObjectInfo, PlacedSlice, SliceKey, Traits
 
 #: What a copy can fail with; anything else is a fault of our own.
 CopyError = CorruptError | ObjectNotFoundError | TierError
@@ -24,6 +24,7 @@ COPY_ERRORS = (CorruptError, ObjectNotFoundError, TierError)
 
 #: Bytes copied at a time, so that they are digested while in the processor's cache.
 _CHUNK = 1 << 18
+_NO_OBJECT = ""
 
 #: The objects of a manifest, by key.
 Objects = Mapping[str, ObjectInfo]
@@ -56,17 +57,25 @@ class Fault:
         return cls(place, key, kind, error.message)
 
 
+@dataclass(frozen=True)
+class Stored:
+    """Bytes that lie somewhere, and the slice they are of: all of it, its base, a patch or its twin."""
+
+    extent: Extent
+    slice: SliceKey
+
+
 class Source(Protocol):
-    """Where slices may be had. Both methods raise what is in ``COPY_ERRORS``."""
+    """Where bytes may be had. Both methods raise what is in ``COPY_ERRORS``."""
 
     name: str
     #: it may be gone for good, so that nothing waits for it to come back
     volatile: bool
 
-    def offers(self, piece: PlacedSlice, objects: Objects) -> bool:
-        """Whether the slice seems to be here. A source that need not have it says ``False``."""
+    def offers(self, stored: Stored, objects: Objects) -> bool:
+        """Whether the bytes seem to be here. A source that need not have them says ``False``."""
 
-    def read(self, piece: PlacedSlice, objects: Objects, out: memoryview) -> str:
+    def read(self, stored: Stored, objects: Objects, out: memoryview) -> str:
         """Fill ``out``; the xxh3-128 of what is in it now."""
 
 
@@ -80,20 +89,20 @@ class TierSource:
         self._judged: dict[str, CopyError | None] = {}
         self._locks: dict[str, threading.Lock] = {}
 
-    def offers(self, piece: PlacedSlice, objects: Objects) -> bool:
-        self._require_sound(objects[piece.object])
-        return True
-
-    def read(self, piece: PlacedSlice, objects: Objects, out: memoryview) -> str:
-        return read_slice(self._tier, piece, out)
-
-    def _require_sound(self, info: ObjectInfo) -> None:
+    def offers(self, stored: Stored, objects: Objects) -> bool:
+        info = objects.get(stored.extent.object)
+        if info is None:
+            return False
         with self._locks.setdefault(info.key, threading.Lock()):
             if info.key not in self._judged:
                 self._judged[info.key] = object_fault(self._tier, info)
         fault = self._judged[info.key]
         if fault is not None:
             raise fault
+        return True
+
+    def read(self, stored: Stored, objects: Objects, out: memoryview) -> str:
+        return read_extent(self._tier, stored.extent, out)
 
 
 class SlotSource:
@@ -105,14 +114,14 @@ class SlotSource:
         self.name = name
         self._lookup = lookup
 
-    def offers(self, piece: PlacedSlice, objects: Objects) -> bool:
-        view = self._lookup(piece.info.slice, piece.info.xxh3)
-        return view is not None and view.nbytes == piece.info.nbytes
+    def offers(self, stored: Stored, objects: Objects) -> bool:
+        view = self._lookup(stored.slice, stored.extent.xxh3)
+        return view is not None and view.nbytes == stored.extent.nbytes
 
-    def read(self, piece: PlacedSlice, objects: Objects, out: memoryview) -> str:
-        view = self._lookup(piece.info.slice, piece.info.xxh3)
-        if view is None or view.nbytes != len(out):
-            raise ObjectNotFoundError(piece.object, self.name)  # its slot was used again meanwhile
+    def read(self, stored: Stored, objects: Objects, out: memoryview) -> str:
+        view = self._lookup(stored.slice, stored.extent.xxh3)
+        if view is None or view.nbytes != len(out):  # its slot was used again meanwhile
+            raise ObjectNotFoundError(stored.extent.object, self.name)
         return _copy(view, out)
 
 
@@ -140,39 +149,73 @@ class Sources:
             return dict(self._bytes)
 
     def require(self, piece: PlacedSlice, objects: Objects) -> None:
-        """Some source seems to hold the slice; raises as ``read``."""
-        self._first(piece, objects, lambda source: None)
+        """Some source seems to hold what makes up the slice; raises as ``read``."""
 
-    def read(self, piece: PlacedSlice, objects: Objects, out: memoryview) -> str:
-        """Fill ``out`` with the verified bytes of a slice; the name of the source they came from.
+        def nothing(source: Source, stored: Stored) -> None:
+            """That it is offered is enough."""
+
+        if not self._has_result(piece, lambda whole: self._first(whole, objects, nothing)):
+            for same in parts(piece):
+                self._first(same, objects, nothing)
+
+    def read_slice(self, piece: PlacedSlice, objects: Objects, out: memoryview) -> None:
+        """Fill ``out`` with a slice, verified. Raises as ``read``, and ``FormatError`` for a bad patch."""
+        if self._has_result(piece, lambda whole: self.read(whole, objects, out)):
+            return
+        base, *patches = parts(piece)
+        self.read(base, objects, out)
+        for same in patches:
+            extent = same[0].extent
+            data = bytearray(extent.nbytes)
+            self.read(same, objects, memoryview(data))
+            patch.apply(data, out, key=extent.object)
+        if patches and digests.xxh3(out) != piece.info.xxh3:
+            what = f"{piece.info.slice.key!r} differs from its digest once it is patched"
+            raise DigestMismatchError(patches[-1][0].extent.object, what)
+
+    def _has_result(self, piece: PlacedSlice, take: Callable[[tuple[Stored]], str]) -> bool:
+        """A patched slice as a whole lies in no object, but perhaps in a slot."""
+        if not piece.patches:
+            return False
+        try:
+            take((Stored(Extent(_NO_OBJECT, 0, piece.info.nbytes, piece.info.xxh3), piece.info.slice),))
+        except COPY_ERRORS:
+            return False  # what a source did wrong is noted, and there is another way
+        return True
+
+    def read(self, same: Sequence[Stored], objects: Objects, out: memoryview) -> str:
+        """Fill ``out`` with verified bytes that lie in several places; the name of the source that had them.
 
         When no copy is whole: ``TierError`` if one that lasts could not be read just now (it may be whole),
         else the last ``CorruptError``, else ``ObjectNotFoundError``.
         """
 
-        def attempt(source: Source) -> None:
-            if source.read(piece, objects, out) != piece.info.xxh3:
-                raise DigestMismatchError(
-                    piece.object, f"the bytes of {piece.info.slice.key!r} differ from their digest"
-                )
+        def attempt(source: Source, stored: Stored) -> None:
+            extent = stored.extent
+            if source.read(stored, objects, out) != extent.xxh3:
+                what = f"the bytes of {stored.slice.key!r} at {extent.begin} differ from their digest"
+                raise DigestMismatchError(extent.object, what)
 
-        name = self._first(piece, objects, attempt)
+        name = self._first(same, objects, attempt)
         with self._lock:
-            self._bytes[name] += piece.info.nbytes
+            self._bytes[name] += len(out)
         return name
 
-    def _first(self, piece: PlacedSlice, objects: Objects, attempt: Callable[[Source], None]) -> str:
-        """The first source that offers the slice and whose attempt succeeds."""
+    def _first(
+        self, same: Sequence[Stored], objects: Objects, attempt: Callable[[Source, Stored], None]
+    ) -> str:
+        """The fastest source that offers one of these and whose attempt succeeds."""
         failures: list[tuple[Source, CopyError]] = []
         for source in self._order():
-            try:
-                if source.offers(piece, objects):
-                    attempt(source)
-                    return source.name
-            except COPY_ERRORS as error:
-                failures.append((source, error))
-                self._note(source, piece.object, error)
-        raise _verdict(failures, piece)
+            for stored in same:
+                try:
+                    if source.offers(stored, objects):
+                        attempt(source, stored)
+                        return source.name
+                except COPY_ERRORS as error:
+                    failures.append((source, error))
+                    self._note(source, stored.extent.object, error)
+        raise _verdict(failures, same[0].extent.object)
 
     def _order(self) -> list[Source]:
         """One that failed to answer is asked last, lest every slice wait for its timeout."""
@@ -185,7 +228,14 @@ class Sources:
                 self._failing.add(source.name)
 
 
-def _verdict(failures: Sequence[tuple[Source, CopyError]], piece: PlacedSlice) -> CopyError:
+def parts(piece: PlacedSlice) -> tuple[tuple[Stored, ...], ...]:
+    """What makes up a slice, base first, and where each part lies: a base without patches may lie twice."""
+    key = piece.info.slice
+    twin = () if piece.twin is None else (Stored(piece.twin, key),)
+    return ((Stored(piece.base, key), *twin), *((Stored(each, key),) for each in piece.patches))
+
+
+def _verdict(failures: Sequence[tuple[Source, CopyError]], key: str) -> CopyError:
     """What it means that every source failed."""
     errors = [error for _, error in failures]
     waiting = [error for source, error in failures if isinstance(error, TierError) and not source.volatile]
@@ -193,7 +243,7 @@ def _verdict(failures: Sequence[tuple[Source, CopyError]], piece: PlacedSlice) -
     for group in (waiting, corrupt, errors):
         if group:
             return group[-1]
-    return ObjectNotFoundError(piece.object, "any source")
+    return ObjectNotFoundError(key, "any source")
 
 
 def check_object(tier: Tier, info: ObjectInfo) -> None:
@@ -217,10 +267,10 @@ def object_fault(tier: Tier, info: ObjectInfo) -> CopyError | None:
     return None
 
 
-def read_slice(tier: Tier, piece: PlacedSlice, out: memoryview) -> str:
-    """The bytes of one slice into ``out``, from one tier; their xxh3-128, for the caller to judge."""
+def read_extent(tier: Tier, extent: Extent, out: memoryview) -> str:
+    """The bytes of one extent into ``out``, from one tier; their xxh3-128, for the caller to judge."""
     hasher = digests.xxh3_hasher()
-    tier.stream_into(piece.object, piece.begin, out, hasher.update)
+    tier.stream_into(extent.object, extent.begin, out, hasher.update)
     return hasher.hexdigest()
 
 

@@ -120,10 +120,10 @@ def _read_slice(sources: Sources, tensor: Tensor, piece: PlacedSlice, objects: O
         return
     if _contiguous(piece, tuple(tensor.shape)):
         begin = flat_begin(info.slice, tuple(tensor.shape)) * tensor.element_size()
-        sources.read(piece, objects, memory.writable(tensor)[begin : begin + info.nbytes])
+        sources.read_slice(piece, objects, memory.writable(tensor)[begin : begin + info.nbytes])
         return
     part = memory.alloc({"": (info.dtype, info.slice.shape)}, budget=info.nbytes)[""]
-    sources.read(piece, objects, memory.writable(part))
+    sources.read_slice(piece, objects, memory.writable(part))
     window = tuple(
         slice(offset, offset + length)
         for offset, length in zip(info.slice.offsets, info.slice.shape, strict=True)
