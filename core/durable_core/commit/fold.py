@@ -14,7 +14,8 @@ from typing import Any
 
 from durable_core.commit import rules as r
 from durable_core.commit.rules import Cause, Refusal, Rule
-from durable_core.commit.state import CheckpointInfo, Failure, Fork, RunState, Terminal
+from durable_core.commit.state import CheckpointInfo, Failure, Fork, Life, RunState, Terminal
+from durable_core.commit.vector import Vector
 from durable_core.format.record import Kind, Record
 from durable_core.types import CheckpointState, Promise
 
@@ -77,6 +78,7 @@ def _start(state: RunState, record: Record) -> RunState:
         head=p["restore_point"],
         draining=None,
         pending_fork=None,
+        lives=state.lives.append(Life(record.generation, record.time)),
     )
     fork = state.pending_fork
     if fork is None or fork.launch_id != record.launch_id:
@@ -198,7 +200,8 @@ def _end(outcome: str) -> Effect:
 
     def effect(state: RunState, record: Record) -> RunState:
         terminal = Terminal(outcome, record.seq, record.payload.get("c"), record.payload)
-        return replace(state, terminal=terminal, active=False, draining=None)
+        lives = _living(state, ended=True)
+        return replace(state, terminal=terminal, active=False, draining=None, lives=lives)
 
     return effect
 
@@ -208,7 +211,14 @@ def _extend(state: RunState, record: Record) -> RunState:
 
 
 def _draining(state: RunState, record: Record) -> RunState:
-    return replace(state, draining=record.payload)
+    lives = _living(state, drain_step=record.payload["step"])
+    return replace(state, draining=record.payload, lives=lives)
+
+
+def _living(state: RunState, **changes: Any) -> Vector[Life]:
+    """The lives with the newest one changed; a run may end before its first generation."""
+    last = len(state.lives) - 1
+    return state.lives.replace(last, replace(state.lives[last], **changes)) if state.lives else state.lives
 
 
 def _quarantine(state: RunState, record: Record) -> RunState:

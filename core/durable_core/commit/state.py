@@ -105,6 +105,16 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Life:
+    """One generation: when it ``began``, the step of its planned stop, whether the run ended in it."""
+
+    generation: int
+    began: float
+    drain_step: int | None = None
+    ended: bool = False
+
+
+@dataclass(frozen=True)
 class Fork:
     """A change of spec: ``origin`` is the checkpoint it starts from, ``external`` a foreign one."""
 
@@ -161,6 +171,7 @@ class RunState:
     draining: Json | None = None
     pending_fork: Fork | None = None
     failures: Vector[Failure] = field(default_factory=Vector)
+    lives: Vector[Life] = field(default_factory=Vector)
     quarantines: tuple[Json, ...] = ()
     forks: tuple[Fork, ...] = ()
     scrubs: int = 0
