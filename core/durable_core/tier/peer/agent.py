@@ -73,8 +73,10 @@ class Agent:
         self._acceptor = threading.Thread(target=self._accept, name="peer-agent", daemon=True)
         self._acceptor.start()
 
-    def close(self) -> None:
-        """End every connection and stop listening. Nothing that is kept is removed."""
+    def close(self, *, forget: bool = False) -> None:
+        """End every connection and stop listening. Nothing that is kept is removed, unless to ``forget``."""
+        if self._closing.is_set():
+            return
         self._closing.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
@@ -83,6 +85,8 @@ class Agent:
         self._guests.dismiss()
         for thread in list(self._threads):
             thread.join(_FAREWELL)
+        if forget:
+            self.store.forget_all()
         self.store.close()
 
     def __enter__(self) -> Agent:

@@ -234,8 +234,8 @@ class PeerTier(Tier):
             digests: list[bytes] = []
             size = 0
             for block in blocks_from(parts):
-                if talk.channel.stream.readable():  # the agent says no, and does not wait for the rest
-                    return self._stored(talk, key), size
+                if talk.channel.stream.readable():
+                    return self._refused_early(talk, key), size
                 if len(digests) == MAX_BLOCKS:
                     raise UsageError(f"{key}: an object at a peer has at most {MAX_BLOCKS * BLOCK} bytes")
                 digests.append(self._sealer.digest(block))
@@ -245,12 +245,16 @@ class PeerTier(Tier):
             with self._in_doubt(f"write {key}"):
                 talk.channel.send({"op": "end", **seal.header()}, self._sealer.tags(seal, digests))
                 frame = talk.channel.receive()
-            stored = self._stored(talk, key, frame)
+            stored = self._checked(talk, frame, key).fields().flag("stored")
             talk.over = True
             return stored, size
 
-    def _stored(self, talk: _Conversation, key: str, frame: Frame | None = None) -> bool:
-        return self._checked(talk, frame or talk.channel.receive(), key).fields().flag("stored")
+    def _refused_early(self, talk: _Conversation, key: str) -> bool:
+        """The agent says no and goes on to wait for the rest: the connection ends here, instead of it."""
+        try:
+            return self._answer(talk, key).fields().flag("stored")
+        finally:
+            talk.over = False
 
     def _change(self, request: Mapping[str, Any], key: str) -> Fields:
         """A request that changes something, in one frame."""
@@ -278,7 +282,6 @@ class PeerTier(Tier):
     def _checked(self, talk: _Conversation, frame: Frame, key: str) -> Frame:
         """The frame, unless it says an error, which is raised and ends the exchange."""
         if error := replies.heard(frame.header, key, self.location):
-            # An early no to a write ends with the connection (_write); every other exchange is over now.
             talk.over = frame.nbytes == 0
             raise error
         return frame

@@ -48,7 +48,7 @@ def place(hosts: Mapping[str, str], m: int) -> Placement:
             hint="keep fewer copies, or say more precisely which hosts fail together",
         )
     if m == 1:
-        return Placement({host: () for host in sorted(hosts)}, "one copy: on its own host only")
+        return Placement(dict.fromkeys(sorted(hosts), ()), "one copy: on its own host only")
     groups = len(hosts) // m
     crowded, most = max(domains.items(), key=lambda item: (item[1], item[0]), default=("", 0))
     if most <= groups:

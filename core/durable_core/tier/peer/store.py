@@ -21,7 +21,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from durable_core.errors import Fenced, FormatError, ObjectNotFoundError, TierFull, UsageError
+from durable_core.errors import (
+    Fenced,
+    FormatError,
+    ObjectNotFoundError,
+    TierFull,
+    TierUnavailable,
+    UsageError,
+)
 from durable_core.format import canonical, layout
 from durable_core.format.fields import Fields
 from durable_core.tier.base import Buffer
@@ -240,10 +247,14 @@ class RunStore:
     def _read_fence(self) -> int:
         try:
             data = self._fences.get(self.run_id, limit=_PAGE)
+            return Fields(canonical.loads(data, key=self.run_id), key=self.run_id).count("generation")
         except ObjectNotFoundError:
             return 0
-        fields = Fields(canonical.loads(data, key=f"fences/{self.run_id}"), key=f"fences/{self.run_id}")
-        return fields.count("generation")
+        except FormatError as error:
+            raise TierUnavailable(
+                f"the fence of run {self.run_id} is damaged: {error}",
+                hint=f"once no old writer is left, remove {self._fences.root / self.run_id}",
+            ) from error
 
 
 class Store:
