@@ -172,7 +172,9 @@ def unpin(root: str, c: int, as_json: bool) -> int:
 @app.command("plan", epilog=_EPILOG)
 @click.option("--state-bytes", type=click.IntRange(min=1), required=True, help="One complete checkpoint.")
 @click.option("--bandwidth", type=_positive, required=True, help="Durable writes, bytes/s.")
-@click.option("--copy-bandwidth", type=_positive, default=5e9, show_default=True, help="Staging, bytes/s a host.")
+@click.option(
+    "--copy-bandwidth", type=_positive, default=5e9, show_default=True, help="Staging, bytes/s a host."
+)
 @click.option("--hosts", type=click.IntRange(min=1), default=1, show_default=True, help="That stage at once.")
 @click.option("--mtbf", type=_positive, default=4 * 3600.0, show_default=True, help="M, seconds.")
 @click.option(

@@ -15,6 +15,8 @@ from durable_core.session.cadence.model import METHODS, Method, nested
 MEASURING_STEPS = 2
 #: The model wants C << T << M; beyond this ratio it is reported that they are not.
 ASSUMED_RATIO = 0.1
+#: Failures per second of a tier that nothing is recovered from: once in 30 million years.
+SELDOM = 1e-15
 
 
 @dataclass(frozen=True)
@@ -216,8 +218,7 @@ def decide_tiers(
     alone: dict[str, Interval] = {}
     most: list[float] = []
     for name, need in tiers.items():
-        mtbf = 1.0 / need.failure_rate if need.failure_rate > 0 else math.inf
-        rate = Rate(mtbf, 0, 0.0, {})
+        rate = Rate(1.0 / max(need.failure_rate, SELDOM), 0, 0.0, {})
         held = (in_force or {}).get(name)
         alone[name] = decide(cadence, need.figures, rate=rate, limits=need.limits, in_force=held)
         step = need.figures.step

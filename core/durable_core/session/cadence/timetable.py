@@ -19,17 +19,19 @@ AHEAD = 2
 
 @dataclass(frozen=True)
 class Schedule:
-    """A save at ``start``, ``start + every``, and so on. ``multiples``: a tier gets every so many of them,
-    the first included; a tier that is not named gets all."""
+    """A save at ``start``, ``start + every``, and so on. ``since``: the step from which it alone counts, and
+    the schedule before it no more. ``multiples``: a tier gets every so many of the saves, the first included;
+    a tier that is not named gets all."""
 
     start: int
     every: int
     reason: str = ""
+    since: int = 0
     multiples: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.start < 0 or self.every < 1 or any(k < 1 for k in self.multiples.values()):
-            raise UsageError(f"bad schedule: {self}", hint="start >= 0, every >= 1, multiples >= 1")
+        if not 0 <= self.since <= self.start or self.every < 1 or any(k < 1 for k in self.multiples.values()):
+            raise UsageError(f"bad schedule: {self}", hint="0 <= since <= start, every and multiples >= 1")
 
     def next_after(self, step: int, tier: str | None = None) -> int:
         """The first step beyond ``step`` that is saved, or that ``tier`` gets."""
@@ -39,18 +41,16 @@ class Schedule:
         return self.start + ((step - self.start) // stride + 1) * stride
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "start": self.start, "every": self.every, "reason": self.reason, "multiples": dict(self.multiples)
-        }  # fmt: skip
+        return {**vars(self), "multiples": dict(self.multiples)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Schedule:
-        return cls(value["start"], value["every"], value["reason"], dict(value["multiples"]))
+        return cls(**value)
 
 
 @dataclass(frozen=True)
 class Timetable:
-    """The schedule in force, and the one announced to take its place at ``coming.start``."""
+    """The schedule in force, and the one announced to take its place at ``coming.since``."""
 
     schedule: Schedule
     coming: Schedule | None = None
@@ -58,11 +58,11 @@ class Timetable:
     def announced(self, step: int, schedule: Schedule) -> Timetable:
         """After the announcement of ``schedule``, heard at boundary ``step``.
 
-        Raises ``OrderError`` when it is not ``AHEAD``: another member may have passed its start already.
+        Raises ``OrderError`` when it is not ``AHEAD``: a member may have saved by the old one already.
         """
-        if schedule.start < step + AHEAD:
+        if schedule.since < step + AHEAD:
             raise OrderError(
-                f"a schedule from step {schedule.start} was announced at step {step}",
+                f"a schedule from step {schedule.since} was announced at step {step}",
                 hint=f"at least {AHEAD} steps ahead",
             )
         return replace(self.at(step), coming=schedule)
@@ -70,13 +70,13 @@ class Timetable:
     def at(self, step: int) -> Timetable:
         """As it stands at boundary ``step``: what was coming and has begun is in force."""
         coming = self.coming
-        return self if coming is None or step < coming.start else Timetable(coming)
+        return self if coming is None or step < coming.since else Timetable(coming)
 
     def next_after(self, step: int, tier: str | None = None) -> int:
         """The first step beyond ``step`` that is saved, or that ``tier`` gets."""
         now = self.at(step)
         due = now.schedule.next_after(step, tier)
-        return due if now.coming is None else min(due, now.coming.start)
+        return due if now.coming is None or due < now.coming.since else now.coming.start
 
     def due(self, before: int, step: int, tier: str | None = None) -> bool:
         """Whether a save fell due after boundary ``before`` and by boundary ``step``."""
@@ -89,7 +89,7 @@ def opening(
     """The first timetable of a session that starts at ``step``; ``fixed``: saves fall on multiples of the
     interval whatever the session started at."""
     start = 0 if fixed else step + interval.steps
-    return Timetable(Schedule(start, interval.steps, interval.reason, multiples or {}))
+    return Timetable(Schedule(start, interval.steps, interval.reason, multiples=multiples or {}))
 
 
 def change(
@@ -97,11 +97,13 @@ def change(
 ) -> Schedule | None:
     """The coordinator's announcement at boundary ``step``, where a save was made; ``None``: nothing changes.
 
-    While a change is under way no other is announced. The new interval counts from ``step``.
+    While a change is under way no other is announced. The new interval counts from ``step``: until it begins
+    the old one, if it is shorter, gives a save or two more.
     """
     now = timetable.at(step)
     wanted = dict(multiples or {})
     same = now.schedule.every == interval.steps and dict(now.schedule.multiples) == wanted
     if now.coming is not None or same:
         return None
-    return Schedule(step + max(AHEAD, interval.steps), interval.steps, interval.reason, wanted)
+    start = step + max(AHEAD, interval.steps)
+    return Schedule(start, interval.steps, interval.reason, step + AHEAD, wanted)
