@@ -72,9 +72,9 @@ class Fates:
         self._chance.shuffle(strikes)
         self._pending = [replace(strike, cold=number < cold) for number, strike in enumerate(strikes)]
 
-    def take(self) -> list[Strike]:
-        """The strikes for the next history, one to six of them; empty when all have fallen."""
-        taken = self._chance.sample(self._pending, min(len(self._pending), self._chance.randint(1, 6)))
+    def take(self, most: int = 6) -> list[Strike]:
+        """The strikes for the next history, at least one; empty when all have fallen."""
+        taken = self._chance.sample(self._pending, min(len(self._pending), self._chance.randint(1, most)))
         self._pending = [strike for strike in self._pending if all(strike is not other for other in taken)]
         return taken
 

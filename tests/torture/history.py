@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.torture.lives import Death, Strike, live, log_of
+from tests.torture.lives import Death, Strike, live, log_of, output_of
 from tests.torture.subject import Cell
+from tests.torture.tiers_places import Places
 
 Line = dict[str, Any]
 FAULTS_PER_LIFE = 3  # one departure makes every later line depart
+EMPTY: Mapping[str, str] = {}
 
 
 def read_log(path: Path) -> list[Line]:
@@ -97,12 +100,16 @@ def committed_step(root: Path) -> int | None:
     return max(steps, default=None)
 
 
-def refer(cell: Cell, base: Path) -> Reference:
+def reference_root(cell: Cell, base: Path) -> Path:
+    return base / f"reference-{cell.name}-{cell.steps}"
+
+
+def refer(cell: Cell, base: Path, places: Places | None = None) -> Reference:
     """Runs the cell uninterrupted. ``RuntimeError`` with the output when even that fails."""
-    root = base / f"reference-{cell.name}-{cell.steps}"
-    death = live(cell, root, 0, Strike())
+    root = reference_root(cell, base)
+    death = live(cell, root, 0, Strike(), places)
     if not death.finished:
-        raise RuntimeError(f"{cell.name}: the uninterrupted run failed\n{_output(cell, root, 0)}")
+        raise RuntimeError(f"{cell.name}: the uninterrupted run failed\n{output_of(cell, root, 0)}")
     ranks = [Told.of(read_log(log_of(root, rank, 0))) for rank in range(cell.world)]
     return Reference(cell, ranks, death.seconds)
 
@@ -118,14 +125,13 @@ def suffer(reference: Reference, root: Path, strikes: Iterable[Strike]) -> Histo
         for rank, told in enumerate(reference.ranks):
             lines = read_log(log_of(root, rank, life))
             history.faults += [
-                f"life {life} rank {rank} ({strike.label}): {fault}"
-                for fault in told.faults(lines, head)
+                f"life {life} rank {rank} ({strike.label}): {fault}" for fault in told.faults(lines, head)
             ]
         if death.finished:
             break
         if death.hung or not death.struck:
             how = "hung" if death.hung else f"ended with {death.statuses} unstruck"
-            history.faults.append(f"life {life} {how}\n{_output(cell, root, life)}")
+            history.faults.append(f"life {life} {how}\n{output_of(cell, root, life)}")
             break
     if not history.faults:
         _judge_the_end(history, reference)
@@ -133,29 +139,35 @@ def suffer(reference: Reference, root: Path, strikes: Iterable[Strike]) -> Histo
 
 
 def _judge_the_end(history: History, reference: Reference) -> None:
-    cell, life = history.cell, len(history.deaths) - 1
+    life = len(history.deaths) - 1
+    faults, history.audit = judge_the_end(reference, history.root, life)
+    history.faults += faults
+
+
+def judge_the_end(
+    reference: Reference, root: Path, life: int, *, home: str | None = None, env: Mapping[str, str] = EMPTY
+) -> tuple[list[str], dict[str, Any]]:
+    """The final state, ``durable verify`` and ``durable audit`` of a run that ended with ``life``: faults,
+    and what the audit said. ``home``: where the run lies when that is not ``root``; ``env`` opens it."""
+    cell, faults = reference.cell, []
     for rank, told in enumerate(reference.ranks):
-        end = read_log(log_of(history.root, rank, life))[-1]
+        end = read_log(log_of(root, rank, life))[-1]
         if (end["kind"], end["step"], end["state"]) != ("end", cell.steps, told.end["state"]):
-            history.faults.append(f"rank {rank} ended as {end}, expected {told.end}")
-    status, verified = _durable("verify", history.root)
+            faults.append(f"rank {rank} ended as {end}, expected {told.end}")
+    status, verified = _durable("verify", home or str(root), env)
     if status != 0:
-        history.faults.append(f"durable verify: exit {status}: {verified}")
-    status, history.audit = _durable("audit", history.root)
+        faults.append(f"durable verify: exit {status}: {verified}")
+    status, audit = _durable("audit", home or str(root), env)
     expected = {"samples": reference.samples, "repeated": 0, "skipped": 0}
-    if status != 0 or any(history.audit.get(key) != value for key, value in expected.items()):
-        history.faults.append(f"durable audit: exit {status}: {history.audit}, expected {expected}")
+    if status != 0 or any(audit.get(key) != value for key, value in expected.items()):
+        faults.append(f"durable audit: exit {status}: {audit}, expected {expected}")
+    return faults, audit
 
 
-def _durable(command: str, root: Path) -> tuple[int, dict[str, Any]]:
-    call = [sys.executable, "-m", "durable_core.cli", command, str(root), "--json"]
-    done = subprocess.run(call, capture_output=True, text=True, check=False)
+def _durable(command: str, root: str, env: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
+    call = [sys.executable, "-m", "durable_core.cli", command, root, "--json"]
+    done = subprocess.run(call, capture_output=True, text=True, check=False, env={**os.environ, **env})
     try:
         return done.returncode, json.loads(done.stdout)
     except ValueError:
         return done.returncode or 1, {"output": done.stdout + done.stderr}
-
-
-def _output(cell: Cell, root: Path, life: int) -> str:
-    paths = [Path(f"{log_of(root, rank, life)}.out") for rank in range(cell.world)]
-    return "\n".join(path.read_text(errors="replace")[-3000:] for path in paths if path.exists())

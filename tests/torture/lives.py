@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.torture.subject import Birth, Cell, born
+from tests.torture.tiers_places import Places
 
 LIFE_LIMIT_S = 90.0
 HOME = Path(__file__).parents[2]
@@ -99,9 +100,17 @@ def log_of(root: Path, rank: int, life: int) -> Path:
     return root.parent / f"{root.name}.rank{rank}.life{life}"
 
 
-def live(cell: Cell, root: Path, life: int, strike: Strike) -> Death:
-    """One life of all ranks, from birth until none is left."""
-    birth = Birth(cell, str(root), "", 0, free_port())
+def output_of(cell: Cell, root: Path, life: int) -> str:
+    """What the ranks of one life printed last."""
+    paths = [Path(f"{log_of(root, rank, life)}.out") for rank in range(cell.world)]
+    return "\n".join(path.read_text(errors="replace")[-3000:] for path in paths if path.exists())
+
+
+def live(cell: Cell, root: Path, life: int, strike: Strike, places: Places | None = None) -> Death:
+    """One life of all ranks, from birth until none is left. ``places``: where the run lies, if not at
+    ``root``."""
+    home = str(root) if places is None else places.home
+    birth = Birth(cell, home, "", 0, free_port(), places=places)
     children: list[Child] = []
     logs = [log_of(root, rank, life) for rank in range(cell.world)]
     for rank, log in enumerate(logs):

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tests.torture.tiers_places import Places
+
 SAMPLES = 48
 WIDTH = 16
 
@@ -48,6 +50,7 @@ class Birth:
     rank: int
     port: int
     crash: str = ""
+    places: Places | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -55,7 +58,9 @@ class Birth:
     @staticmethod
     def from_json(text: str) -> Birth:
         document = json.loads(text)
-        return Birth(**{**document, "cell": Cell(**document["cell"])})
+        places = document["places"]
+        parts = {"cell": Cell(**document["cell"]), "places": places and Places.from_json(places)}
+        return Birth(**{**document, **parts})
 
 
 class Journal:
@@ -88,10 +93,23 @@ def digest(*states: Any) -> str:
     return total.hexdigest()
 
 
+def overhear(board: Any, journal: Journal) -> None:
+    """Every event of this process into a file, the ones from before a listener can be added included."""
+    emit = board.emit
+
+    def heard(self: Any, event: Any) -> None:
+        journal.write(**event.to_json())
+        emit(self, event)
+
+    board.emit = heard
+
+
 def train(birth: Birth) -> None:
     """One life of one rank, from its first line to its last. Frameworks are imported here."""
     cell = birth.cell
     os.environ["PYTHONWARNINGS"] = "ignore"
+    if birth.places is not None:
+        os.environ.update(birth.places.env)
     if cell.world > 1:
         os.environ.update(
             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(birth.port), NODE_RANK="0", LOCAL_RANK=str(birth.rank)
@@ -102,6 +120,7 @@ def train(birth: Birth) -> None:
     from torch.utils.data import DataLoader
 
     from durable_core.engine import probe
+    from durable_core.session.status import Board
     from durable_core.testing import crash
     from durable_core.types import CrashPoint
     from lightning_durable import DurableCheckpoint
@@ -119,6 +138,8 @@ def train(birth: Birth) -> None:
     torch.use_deterministic_algorithms(True)
     L.seed_everything(20, workers=True, verbose=False)
     journal = Journal(birth.log)
+    tiers = None if birth.places is None else birth.places.tiers()
+    overhear(Board, Journal(f"{birth.log}.events"))
     model = Noted(journal)
     train_loader = DataLoader(
         Samples(SAMPLES, WIDTH), batch_size=cell.batch, shuffle=True, num_workers=cell.workers
@@ -128,7 +149,7 @@ def train(birth: Birth) -> None:
         accelerator="cpu", devices=cell.world, strategy="ddp" if cell.world > 1 else "auto",
         max_steps=cell.steps, accumulate_grad_batches=cell.accumulate,
         val_check_interval=5 * cell.accumulate, check_val_every_n_epoch=None,
-        callbacks=[DurableCheckpoint(birth.root, every_n_train_steps=cell.every)],
+        callbacks=[DurableCheckpoint(birth.root, every_n_train_steps=cell.every, tiers=tiers)],
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(model, train_loader, val_loader)
