@@ -7,7 +7,7 @@ of its segments. What passes is what was written (COMMIT-05): no checksum says t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -17,12 +17,12 @@ from durable_core.commit.state import CheckpointInfo
 from durable_core.engine.copies import check_object
 from durable_core.engine.inspect import Reader, open_tier
 from durable_core.errors import CorruptError, DigestMismatchError, FormatError, NotFoundError, TierError
-from durable_core.format import digests, layout, ledger, receipt
+from durable_core.format import digests, layout, ledger, patch, receipt
 from durable_core.format.layout import CheckpointName
 from durable_core.format.manifest import Manifest
 from durable_core.format.parts import LedgerSegment
 from durable_core.tier.base import Tier
-from durable_core.types import CheckpointState, ObjectInfo, PlacedSlice
+from durable_core.types import CheckpointState, Extent, ObjectInfo, PlacedSlice
 
 CHUNK = 8 << 20
 
@@ -114,7 +114,8 @@ def _exists(tier: Tier, key: str) -> bool:
 class _Checker:
     reader: Reader
     _buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(CHUNK)))
-    _sound: set[PlacedSlice] = field(default_factory=set)  # checked for an earlier checkpoint
+    _sound: set[Extent] = field(default_factory=set)  # whole, perhaps checked for an earlier checkpoint
+    _results: set[PlacedSlice] = field(default_factory=set)  # patched slices that are what they should be
     _findings: list[Finding] = field(default_factory=list)
     _keys: set[str] = field(default_factory=set)
     _bytes: int = 0
@@ -130,12 +131,17 @@ class _Checker:
             for role, digest in manifest.receipts.items():
                 key = CheckpointName(info.generation, info.c, info.nonce).receipt(role)
                 self._try(info, key, partial(self._receipt, key, digest))
-            pieces: dict[str, list[PlacedSlice]] = {}
-            for entry in manifest.tensors.values():
-                for piece in entry.slices:
-                    pieces.setdefault(piece.object, []).append(piece)
+            pieces = [piece for entry in manifest.tensors.values() for piece in entry.slices]
+            extents: dict[str, dict[Extent, str]] = {each.key: {} for each in manifest.objects}
+            for piece in pieces:
+                for extent in piece.extents:
+                    whole = extent.xxh3 == piece.info.xxh3
+                    extents[extent.object][extent] = piece.info.crc32c if whole else ""
             for each in manifest.objects:
-                self._object(info, each, pieces.get(each.key, []))
+                self._object(info, each, extents[each.key])
+            for piece in pieces:
+                if piece.patches and self._sound.issuperset(piece.extents):
+                    self._try(info, piece.patches[-1].object, partial(self._patched, piece))
         return self.ledger_only(info)
 
     def ledger_only(self, info: CheckpointInfo) -> Verified:
@@ -151,31 +157,45 @@ class _Checker:
         self._keys, self._bytes, self._findings = set(), 0, []
         return verified
 
-    def _object(self, info: CheckpointInfo, each: ObjectInfo, pieces: list[PlacedSlice]) -> None:
+    def _object(self, info: CheckpointInfo, each: ObjectInfo, extents: Mapping[Extent, str]) -> None:
         if self._try(info, each.key, partial(self._header, each)) is None:
             return
-        for piece in sorted(pieces, key=lambda piece: piece.begin):
-            if piece not in self._sound:
-                self._try(info, each.key, partial(self._slice, piece))
+        for extent in sorted(extents, key=lambda extent: extent.begin):
+            if extent not in self._sound:
+                self._try(info, each.key, partial(self._extent, extent, extents[extent]))
 
     def _header(self, each: ObjectInfo) -> bool:
         check_object(self.tier, each)
         self._bytes += each.header_bytes
         return True
 
-    def _slice(self, piece: PlacedSlice) -> None:
+    def _extent(self, extent: Extent, crc32c: str) -> None:
+        """``crc32c`` is empty where it is not known."""
         hasher = digests.SliceHasher()
-        info = piece.info
-        for begin, length in _chunks(info.nbytes):
+        for begin, length in _chunks(extent.nbytes):
             window = self._buffer[:length]
-            self.tier.read_into(piece.object, piece.begin + begin, window)
+            self.tier.read_into(extent.object, extent.begin + begin, window)
             hasher.update(window)
-        if (hasher.xxh3, hasher.crc32c) != (info.xxh3, info.crc32c):
-            raise DigestMismatchError(
-                piece.object, f"the bytes of {info.slice.key!r} at {piece.begin} differ from their digest"
-            )
-        self._bytes += info.nbytes
-        self._sound.add(piece)
+        if (hasher.xxh3, crc32c and hasher.crc32c) != (extent.xxh3, crc32c):
+            what = f"the {extent.nbytes} bytes at {extent.begin} differ from their digest"
+            raise DigestMismatchError(extent.object, what)
+        self._bytes += extent.nbytes
+        self._sound.add(extent)
+
+    def _patched(self, piece: PlacedSlice) -> None:
+        """The base and its patches are as they were written; together they must be the slice."""
+        if piece in self._results:
+            return
+        out = memoryview(bytearray(piece.info.nbytes))
+        self.tier.read_into(piece.object, piece.begin, out)
+        for extent in piece.patches:
+            data = memoryview(bytearray(extent.nbytes))
+            self.tier.read_into(extent.object, extent.begin, data)
+            patch.apply(data, out, key=extent.object)
+        if (digests.xxh3(out), digests.crc32c(out)) != (piece.info.xxh3, piece.info.crc32c):
+            what = f"{piece.info.slice.key!r} differs from its digest once it is patched"
+            raise DigestMismatchError(piece.patches[-1].object, what)
+        self._results.add(piece)
 
     def _receipt(self, key: str, digest: str) -> receipt.Receipt:
         return receipt.decode_receipt(self._digested(key, digest), key=key)
