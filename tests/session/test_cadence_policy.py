@@ -42,7 +42,10 @@ def test_steps_are_steps() -> None:
 
 def test_auto_measures_first() -> None:
     assert decide(Cadence(), Figures(step=1.0)).steps == MEASURING_STEPS
-    assert decide(Cadence(), Figures(stall=1.0)).reason == "auto: still measuring"
+    assert decide(Cadence(every_seconds=7200.0), Figures()).steps == MEASURING_STEPS
+    assert decide(Cadence(1, every_seconds=7200.0), Figures()).steps == 1
+    assert decide(Cadence(), Figures()).provisional and not decide(Cadence(), FIGURES).provisional
+    assert decide(Cadence(), Figures(stall=1.0)).reason == "still measuring"
 
 
 @pytest.mark.parametrize("method", ["exact", "young", "daly"])
@@ -330,9 +333,11 @@ def test_steps_need_no_word() -> None:
     assert ranks.broadcasts == 0
 
 
-def test_nothing_changes_without_a_commit() -> None:
-    ranks = Ranks(Cadence(max_seconds=1e6))
-    assert ranks.train(40, 1.0, commit_every=1000) == list(range(2, 41, 2))
+def test_after_the_measuring_nothing_changes_without_a_commit() -> None:
+    ranks = Ranks(Cadence(every_seconds=100.0))
+    assert ranks.train(200, 2.0, commit_every=1000) == [50, 100, 150, 200]
+    assert ranks.train(200, 10.0, first=201, commit_every=1000) == [250, 300, 350, 400]
+    assert ranks.train(90, 10.0, first=401) == [450, 460, 470, 480, 490]
 
 
 def test_a_budget_is_kept_within_twenty_steps() -> None:

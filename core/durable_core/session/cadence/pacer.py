@@ -15,7 +15,8 @@ class Pacer:
     """Used on the training thread. ``broadcast(value)`` gives every member the coordinator's value.
 
     Nothing is asked of the others but when something measured decides, and then only at the first boundary
-    and at saves, where they meet anyway. A change rests on a checkpoint committed since the last one.
+    and at saves, where they meet anyway. A change rests on a checkpoint committed since the last one, but for
+    the first, which ends the measuring.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class Pacer:
 
     def _news(self, timetable: Timetable, step: int, committed: int | None) -> Any:
         """What the coordinator announces; on the others the value is of no account."""
-        if committed == self._committed:
+        provisional = self.decided is None or self.decided.provisional
+        if timetable.at(step).coming is not None or (committed == self._committed and not provisional):
             return None
-        schedule = change(timetable, step, self._decide(timetable.at(step).schedule.every))
-        if timetable.at(step).coming is None:
-            self._committed = committed
+        self._committed = committed
+        schedule = change(
+            timetable, step, self._decide(None if provisional else timetable.at(step).schedule.every)
+        )
         return None if schedule is None else schedule.to_json()
 
     def _decide(self, in_force: int | None) -> Interval:

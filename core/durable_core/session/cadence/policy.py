@@ -11,7 +11,7 @@ from durable_core.session.cadence.history import Rate
 from durable_core.session.cadence.meter import Figures
 from durable_core.session.cadence.model import METHODS, Method, nested
 
-#: Steps between saves until C has been measured.
+#: Steps between saves until a step, and for ``auto`` C, has been measured.
 MEASURING_STEPS = 2
 #: The model wants C << T << M; beyond this ratio it is reported that they are not.
 ASSUMED_RATIO = 0.1
@@ -85,12 +85,14 @@ UNBOUNDED = Limits()
 @dataclass(frozen=True)
 class Interval:
     """``steps`` between two saves and why. ``optima``: what each method would choose, in seconds, before any
-    bound. ``warnings``: assumptions of the model that do not hold, and bounds that cannot be kept."""
+    bound. ``warnings``: assumptions of the model that do not hold, and bounds that cannot be kept.
+    ``provisional``: chosen before there was anything to choose by."""
 
     steps: int
     reason: str
     optima: Mapping[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    provisional: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,9 @@ def decide(
     among the warnings.
     """
     n = cadence.every_n_steps
+    if cadence.measures and not figures.step:
+        steps = min(n, MEASURING_STEPS) if isinstance(n, int) else MEASURING_STEPS
+        return Interval(steps, "still measuring", provisional=True)
     timed = None if cadence.every_seconds is None else _rounded(cadence.every_seconds, figures.step)
     if isinstance(n, int):
         if timed is not None and timed < n:
@@ -119,7 +124,7 @@ def decide(
     if timed is not None:
         return Interval(timed, f"every {cadence.every_seconds:g} s")
     if not figures.step or figures.cost is None:
-        return Interval(MEASURING_STEPS, "auto: still measuring")
+        return Interval(MEASURING_STEPS, "still measuring", provisional=True)
     return _automatic(cadence, figures, figures.step, figures.cost, rate, limits, in_force)
 
 
