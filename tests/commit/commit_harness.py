@@ -26,6 +26,7 @@ class Store:
 
     objects: dict[str, bytes] = field(default_factory=dict)
     clock: float = 0.0
+    unchanged: float = 1.0
     ids: int = 0
     log: list[fx.Effect] = field(default_factory=list)
     spoil: Callable[[fx.Effect], None] = lambda effect: None
@@ -46,6 +47,8 @@ class Store:
             self.objects.pop(effect.key, None)
         if isinstance(effect, fx.Confirm):
             return None
+        if isinstance(effect, fx.Estimate):
+            return self.unchanged
         if isinstance(effect, fx.Describe):
             return content.describe(staged)
         if isinstance(effect, fx.WriteShard):

@@ -9,17 +9,15 @@ from durable_core.commit import effects as fx
 from durable_core.commit.claim import claim_controller, mark_corrupt
 from durable_core.commit.collect import is_dead, retire, sweep
 from durable_core.commit.ending import fail
-from durable_core.commit.journal import EMPTY, Draft, append, replay
+from durable_core.commit.journal import EMPTY, replay
 from durable_core.commit.request import SaveAborted
 from durable_core.commit.retention import Retention
 from durable_core.commit.save import save_coordinator
 from durable_core.errors import Fenced, TierUnavailable
 from durable_core.format import layout
-from durable_core.format import manifest as manifests
-from durable_core.format.record import Kind
 from durable_core.testing.invariants import read_checkpoint
 from durable_core.testing.sim.content import slices_of
-from durable_core.types import CheckpointState, CrashPoint
+from durable_core.types import CrashPoint
 
 
 class Run:
@@ -71,7 +69,7 @@ def test_the_journal_says_so_before_a_byte_goes():
     assert [each.c for each in done.retired] == [0, 1] and done.epoch == 1
     assert not any(isinstance(effect, fx.Delete) for effect in run.store.log)
     assert run.present() == [0, 1, 2]
-    assert run.sweep().complete and run.present() == [2]
+    assert run.sweep().complete and run.present() == [0, 2], "the base lies in c0"
     run.sound()
 
 
@@ -116,7 +114,7 @@ def test_a_sweep_is_bounded_and_the_manifest_goes_last():
         assert len(swept.deleted) <= 1
         if swept.complete:
             break
-    assert deleted[-1].endswith("manifest.json") and len(deleted) == 3
+    assert deleted[-1].endswith("manifest.json") and len(deleted) == 2
 
 
 def test_a_sweep_may_be_killed_anywhere_and_run_twice():
@@ -133,7 +131,7 @@ def test_a_sweep_may_be_killed_anywhere_and_run_twice():
             finished = True
         run.sound()
         assert run.sweep().complete and run.sweep().deleted == ()
-        assert run.present() == [2]
+        assert run.present() == [0, 2]
         run.sound()
         if finished:
             break
@@ -145,7 +143,7 @@ def test_two_sweeps_at_once():
     run = Run(1, 2, 3)
     run.retire()
     run.store.together((sweep(EMPTY), {}, ""), (sweep(EMPTY), {}, ""))
-    assert run.present() == [2]
+    assert run.present() == [0, 2]
     run.sound()
 
 
@@ -198,23 +196,15 @@ def test_allocations_newer_than_the_view_are_left_alone():
     assert is_dead(state, layout.CheckpointName(0, 5, "a" * 8))
 
 
-def _reusing(run):
-    manifest = manifests.decode(run.store.objects[run.outcome.manifest_key], key=run.outcome.manifest_key)
-    (piece,) = manifest.tensors["state/base"].slices
-    return ((piece, next(info for info in manifest.objects if info.key == piece.object)),)
-
-
-def test_what_a_kept_checkpoint_reuses_outlives_its_own():
-    run = Run(1)
-    reuses = _reusing(run)
-    run.save(2, reuses=reuses)
-    assert run.retire().retired == (), "retention keeps what is reused"
-    payload_view, epoch = run.store.run(claim_controller(run.view, "O"))
-    draft = Draft(Kind.CHECKPOINT_RETIRED, {"c": 0, "reason": "operator"}, 1, "O", epoch)
-    run.view = run.store.run(append(payload_view, draft))
-    assert run.view.state.checkpoints[0].state is CheckpointState.RETIRED
+def test_objects_that_are_reused_outlive_their_checkpoint():
+    run = Run(1, 2, 3)
+    assert [retire.c for retire in run.retire().retired] == [0, 1]
     swept = run.sweep()
-    assert swept.complete and [key for key in swept.deleted if "shard" in key] == []
+    shards = [layout.parse_checkpoint_key(key).name.c for key in swept.deleted if "shard" in key]
+    assert swept.complete and shards == [1], "of c0 the frozen base is in use"
+    run.sound()
+    run.save(4)
+    assert run.view.state.checkpoints[3].reuses == (0,), "through the parent, though c0 is retired"
     run.sound()
     run.store.objects.pop(run.outcome.manifest_key)
     assert run.sweep().kept_unread == (0,), "without the manifest nothing is known, so nothing goes"

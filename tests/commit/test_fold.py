@@ -200,13 +200,28 @@ def test_steps_rise_along_the_lineage():
     refused(committed(state, 1), Cause.UNFIT, "does not exceed")
 
 
-@pytest.mark.parametrize("kind", [Kind.CHECKPOINT_RETIRED, Kind.CHECKPOINT_CORRUPT])
-def test_reuse_of_what_is_gone_is_void(kind):
+def test_only_what_the_parent_has_is_reused():
     state, _ = allocated(run(0, 5), 7)
-    assert committed(state, 2, reuses=[0, 1])[1].effective
-    state, verdict = maintained(state, kind, 0)
+    assert committed(state, 2, reuses=[1])[1].effective
+    refused(committed(state, 2, reuses=[0]), Cause.UNFIT, "c0, which its parent, 1")
+
+
+def test_what_is_retired_is_reused_through_the_parent():
+    state, _ = allocated(run(0), 5)
+    state, _ = committed(state, 1, reuses=[0])
+    state, verdict = maintained(state, Kind.CHECKPOINT_RETIRED, 0)
     assert verdict.effective
-    refused(committed(state, 2, reuses=[0]), Cause.UNFIT, "c0")
+    state, _ = allocated(state, 7)
+    assert committed(state, 2, reuses=[0, 1])[1].effective
+
+
+def test_reuse_planned_before_damage_was_found_is_void():
+    state, _ = allocated(run(0, 5), 7)
+    state, _ = maintained(state, Kind.CHECKPOINT_CORRUPT, 0)
+    refused(committed(state, 2, reuses=[1]), Cause.UNFIT, "damage was found")
+    assert committed(state, 2)[1].effective
+    state, _ = allocated(state, 8)
+    assert committed(state, 3, reuses=[1])[1].effective
 
 
 def test_success_needs_the_head():

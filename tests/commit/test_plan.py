@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from durable_core.commit.plan import assign, check_coverage, check_receipts, divergent_keys, plan, unite
+from durable_core.commit.plan import check_coverage, check_receipts, divergent_keys, plan, unite
 from durable_core.errors import CommitAborted, CoverageError
 from durable_core.format import digests
 from durable_core.format.layout import CheckpointName
@@ -27,6 +27,10 @@ def offers(sizes, roles):
     return {role: tuple(info(f"state/{i}", n) for i, n in enumerate(sizes)) for role in roles}
 
 
+def assign(held):
+    return {role: tuple(info.slice for info in infos) for role, infos in plan(held).write.items()}
+
+
 def test_replicated_slices_are_written_once():
     planned = assign(offers([5, 3, 9, 1], ["dp0", "dp1", "dp2"]))
     written = [piece for pieces in planned.values() for piece in pieces]
@@ -37,7 +41,7 @@ def test_replicated_slices_are_written_once():
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=80), st.integers(1, 6))
 def test_no_writer_has_more_than_the_mean_and_one_slice(sizes, writers):
     roles = [f"dp{i}" for i in range(writers)]
-    planned = plan(offers(sizes, roles))
+    planned = plan(offers(sizes, roles)).write
     loads = [sum(piece.nbytes for piece in planned[role]) for role in roles]
     assert sum(loads) == sum(sizes)
     assert max(loads) <= sum(sizes) / writers + max(sizes)
@@ -47,7 +51,7 @@ def test_loads_are_within_a_fifth_of_the_mean_where_sizes_allow():
     sizes = [1000 + 37 * i % 400 for i in range(60)]
     loads = [
         sum(piece.nbytes for piece in pieces)
-        for pieces in plan(offers(sizes, ["dp0", "dp1", "dp2", "dp3"])).values()
+        for pieces in plan(offers(sizes, ["dp0", "dp1", "dp2", "dp3"])).write.values()
     ]
     mean = sum(loads) / 4
     assert all(0.8 * mean <= load <= 1.2 * mean for load in loads)
@@ -82,7 +86,7 @@ def receipt(role, held, mine, name=NAME, step=7):
 
 def both():
     held = offers([5, 3, 9], ["dp0", "dp1"])
-    planned = plan(held)
+    planned = plan(held).write
     return {role: receipt(role, held[role], planned[role]) for role in held}
 
 

@@ -91,10 +91,11 @@ def sweep(view: View, *, budget: int = SWEEP_BUDGET) -> Program[Swept]:
             groups.setdefault(parsed.name, []).append(key)
     deleted: list[str] = []
     unread: list[int] = []
+    read: dict[int, frozenset[str] | None] = {}
     for name in sorted(groups, key=lambda name: (name.c, name.generation, name.nonce)):
         if not is_dead(view.state, name):
             continue
-        spared = yield from _referenced(view.state, name)
+        spared = yield from _referenced(view.state, name, read)
         if spared is None:
             unread.append(name.c)
             continue
@@ -124,23 +125,33 @@ def is_dead(state: RunState, name: CheckpointName) -> bool:
     )
 
 
-def _referenced(state: RunState, name: CheckpointName) -> Program[frozenset[str] | None]:
-    """Keys under ``name`` that manifests of checkpoints still held refer to; ``None``: not known now.
+def _referenced(
+    state: RunState, name: CheckpointName, read: dict[int, frozenset[str] | None]
+) -> Program[frozenset[str] | None]:
+    """Keys that manifests of checkpoints still held, which reuse ``name``, refer to; ``None``: not known now.
 
-    Which checkpoints reuse which is in the journal, so nearly always no manifest need be read.
+    Which checkpoints reuse which is in the journal, so only those are read, each once a sweep (``read``).
     """
     keys: set[str] = set()
     for info in _reusing(state, name.c):
-        try:
-            data = yield Get(info.manifest)
-            if data is None:
-                return None
-            manifests.check_digest(data, info.manifest_digest, key=info.manifest)
-            manifest = manifests.decode(data, key=info.manifest)
-        except (TierError, CorruptError):
+        if info.c not in read:
+            read[info.c] = yield from _objects(info)
+        found = read[info.c]
+        if found is None:
             return None
-        keys.update(part.key for part in manifest.objects)
+        keys |= found
     return frozenset(keys)
+
+
+def _objects(info: CheckpointInfo) -> Program[frozenset[str] | None]:
+    try:
+        data = yield Get(info.manifest)
+        if data is None:
+            return None
+        manifests.check_digest(data, info.manifest_digest, key=info.manifest)
+        return frozenset(part.key for part in manifests.decode(data, key=info.manifest).objects)
+    except (TierError, CorruptError):
+        return None
 
 
 def _reusing(state: RunState, c: int) -> Iterable[CheckpointInfo]:

@@ -8,11 +8,11 @@ the program as a ``TierError`` (definitely not applied) or ``InDoubt`` (unknown)
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from durable_core.types import CrashPoint, ObjectInfo, SliceInfo, SliceKey
+from durable_core.types import CrashPoint, Extent, ObjectInfo, PlacedSlice, SliceInfo, SliceKey
 
 T = TypeVar("T")
 
@@ -70,10 +70,23 @@ class Describe:
 
 @dataclass(frozen=True)
 class WriteShard:
-    """Write these staged slices as one durable object. Result: ``WrittenShard``."""
+    """Write these staged slices as one durable object. Result: ``WrittenShard``.
+
+    ``patchable``: for slices of which an earlier version is stored, where that is, and the bytes that a patch
+    may take. Whoever performs this writes such a patch instead of the slice, or the slice.
+    """
 
     key: str
     slices: tuple[SliceKey, ...]
+    patchable: Mapping[SliceKey, tuple[PlacedSlice, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Guess, in little time, for which share of these bytes nothing would have to be written, were they the
+    last version stored. Result: ``float`` from 0 to 1. For speed only, never for correctness."""
+
+    pieces: tuple[PlacedSlice, ...]
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,11 @@ class Confirm:
 class WrittenShard:
     object: ObjectInfo
     begins: tuple[int, ...]  # byte offset of each slice, in the order asked for
+    found: tuple[Extent | None, ...] = ()  # the patch written instead of it, if one was
+
+    @property
+    def patches(self) -> tuple[Extent | None, ...]:
+        return self.found or (None,) * len(self.begins)
 
 
 @dataclass(frozen=True)
@@ -121,11 +139,12 @@ class Reached:
 
 Effect = (
     Get | PutIfAbsent | SyncTail | Size | ListKeys | Delete | Describe | WriteShard
-    | Confirm | Now | WallTime | Wait | NewId | Reached
-)
+    | Confirm | Estimate | Now | WallTime | Wait | NewId | Reached
+)  # fmt: skip
 Program = Generator[Effect, Any, T]
 
 __all__ = [
-    "Confirm", "Delete", "Describe", "Effect", "Get", "ListKeys", "NewId", "Now", "Program", "PutIfAbsent",
-    "Reached", "Size", "SliceInfo", "SyncTail", "Wait", "WallTime", "WriteShard", "WrittenShard",
-]
+    "Confirm", "Delete", "Describe", "Effect", "Estimate", "Get", "ListKeys", "NewId", "Now", "Program",
+    "PutIfAbsent", "Reached", "Size", "SliceInfo", "SyncTail", "Wait", "WallTime", "WriteShard",
+    "WrittenShard",
+]  # fmt: skip

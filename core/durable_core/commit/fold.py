@@ -16,6 +16,7 @@ from durable_core.commit import rules as r
 from durable_core.commit.rules import Cause, Refusal, Rule
 from durable_core.commit.state import CheckpointInfo, Failure, Fork, Life, RunState, Terminal
 from durable_core.commit.vector import Vector
+from durable_core.format.layout import CheckpointName
 from durable_core.format.record import Kind, Record
 from durable_core.types import CheckpointState, Promise
 
@@ -123,6 +124,7 @@ def _allocate(state: RunState, record: Record) -> RunState:
         nonce=record.op_id[:8],
         time=record.time,
         adopted=(p.get("adopted") or {}).get("generation"),
+        distrusted=state.distrusted,
     )
     return replace(state, checkpoints=state.checkpoints.added(info))
 
@@ -162,8 +164,11 @@ def _abort(state: RunState, record: Record) -> RunState:
 
 def _corrupt(state: RunState, record: Record) -> RunState:
     p = record.payload
+    info = state.checkpoints[p["c"]]
+    whole = CheckpointName(info.generation, info.c, info.nonce).prefix
+    distrusted = frozenset(p.get("objects", ())) or {whole}
     return _change(
-        state,
+        replace(state, distrusted=state.distrusted | distrusted),
         record,
         state=CheckpointState.CORRUPT,
         note=p.get("reason", ""),
@@ -246,7 +251,8 @@ AUTHORITY: Table = {
         (*_WORKER, r.number_is_next, r.adopts_the_replaced, r.adoption_is_first), _allocate
     ),
     Kind.CHECKPOINT_COMMITTED: Row(
-        (*_WORKER, r.allocated_here, r.parent_is_head, r.step_exceeds_head, r.reuses_alive), _commit
+        (*_WORKER, r.allocated_here, r.parent_is_head, r.step_exceeds_head, r.reuses_the_parents,
+         r.no_damage_since), _commit
     ),
     Kind.CHECKPOINT_ABORTED: Row((*_WORKER, r.still_allocated), _abort),
     Kind.FAILURE: Row(_WORKER, _failure),

@@ -2,7 +2,8 @@
 
 Every writer offers all it holds. What is equal on every replica is written once, shared out by size;
 a ``state/`` tensor that differs between replicas is kept for each as ``roles/<role>/state/<path>``.
-All writers compute the same assignment from the same offers, so none has to be told.
+What is as it was in the parent is not written at all (``reuse``). All writers compute the same plan from
+the same offers and the same parent, so none has to be told.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from durable_core.commit.reuse import Base, Reuse, patch_room, reuse
 from durable_core.errors import CommitAborted, CoverageError
 from durable_core.format import digests
 from durable_core.format.coverage import cover
 from durable_core.format.layout import CheckpointName
 from durable_core.format.manifest import SHARED, TensorEntry
-from durable_core.format.receipt import Receipt, encode_receipt
-from durable_core.types import ObjectInfo, PlacedSlice, SliceInfo, SliceKey
+from durable_core.format.receipt import Offer, Receipt, encode_receipt
+from durable_core.types import Extent, ObjectInfo, PlacedSlice, SliceInfo, SliceKey
 
 #: The document that is each role's own even when all are equal.
 OWN_DOCUMENT = "role"
@@ -35,36 +37,51 @@ class Whole:
     bytes_written: int
 
 
-def assign(offers: Offers) -> dict[str, tuple[SliceKey, ...]]:
-    """Role -> the slices it has to write, by the keys they are stored under, sorted.
+@dataclass(frozen=True)
+class Plan:
+    """``write``: role -> the slices of which it writes something, by the keys they are stored under, sorted,
+    with what they must hash to. ``reuse``: what the parent has of them."""
 
-    Greedy, largest first, to the holder with the least so far: no writer exceeds the mean by more
-    than the size of one slice. Deterministic in the offers.
-    """
-    planned = plan(offers)
-    return {role: tuple(sorted((i.slice for i in infos), key=_order)) for role, infos in planned.items()}
+    write: Mapping[str, tuple[SliceInfo, ...]]
+    reuse: Reuse
+
+    @property
+    def kept(self) -> tuple[PlacedSlice, ...]:
+        """What is referred to where it lies and not written again."""
+        return tuple(piece for key, piece in self.reuse.kept.items() if key not in self.reuse.twins)
 
 
-def plan(offers: Offers) -> dict[str, tuple[SliceInfo, ...]]:
-    """As ``assign``, with what each stored slice must hash to."""
+def plan(offers: Offers, base: Base | None = None) -> Plan:
+    """Greedy, largest first, to the holder with the least so far: no writer exceeds the mean by more
+    than the size of one slice. Deterministic in the offers and the base."""
     differing = divergent_keys(offers)
+    holders: dict[SliceKey, list[str]] = {}
+    infos: dict[SliceKey, SliceInfo] = {}
+    for role, offered in offers.items():
+        for info in offered:
+            stored = _renamed(info, role) if info.slice.key in differing else info
+            holders.setdefault(stored.slice, []).append(role)
+            infos[stored.slice] = stored
+    found = reuse([infos[piece] for piece in sorted(infos, key=_order)], base)
     given: dict[str, list[SliceInfo]] = {role: [] for role in offers}
     load = dict.fromkeys(offers, 0)
-    shared: dict[SliceKey, list[str]] = {}
-    infos: dict[SliceKey, SliceInfo] = {}
-    for role, held in offers.items():
-        for info in held:
-            if info.slice.key in differing:
-                given[role].append(_renamed(info, role))
-                load[role] += info.nbytes
-            else:
-                shared.setdefault(info.slice, []).append(role)
-                infos[info.slice] = info
-    for piece in sorted(shared, key=lambda piece: (-infos[piece].nbytes, _order(piece))):
-        role = min(shared[piece], key=lambda role: (load[role], role))
+    wanted = [piece for piece in infos if piece not in found.kept or piece in found.twins]
+    # What only one can write comes first, so that the rest evens it out.
+    wanted.sort(key=lambda piece: (len(holders[piece]) > 1, -infos[piece].nbytes, _order(piece)))
+    for piece in wanted:
+        role = min(holders[piece], key=lambda role: (load[role], role))
         given[role].append(infos[piece])
         load[role] += infos[piece].nbytes
-    return {role: tuple(held) for role, held in given.items()}
+    for held in given.values():
+        held.sort(key=lambda info: _order(info.slice))
+    return Plan({role: tuple(held) for role, held in given.items()}, found)
+
+
+def agreed(documents: Mapping[str, Offer] | Mapping[str, Receipt], base: Base | None) -> Base | None:
+    """``base`` when every writer's offer (or receipt) names it. A writer that could not read the parent's
+    manifest plans without; then all do."""
+    named = {document.base for document in documents.values()}
+    return base if base is not None and named == {base.digest} else None
 
 
 def divergent_keys(offers: Offers) -> frozenset[str]:
@@ -79,10 +96,14 @@ def divergent_keys(offers: Offers) -> frozenset[str]:
 
 
 def check_receipts(
-    receipts: Mapping[str, Receipt], roles: Sequence[str], name: CheckpointName, step: int
-) -> None:
+    receipts: Mapping[str, Receipt],
+    roles: Sequence[str],
+    name: CheckpointName,
+    step: int,
+    base: Base | None = None,
+) -> Plan:
     """The receipts are those of ``roles``, by identity, for this checkpoint and step, and each writer
-    wrote what all the offers together assign to it. ``CommitAborted`` says what is wrong."""
+    wrote what all the offers together, and ``base``, assign to it. ``CommitAborted`` says what is wrong."""
     if missing := sorted(set(roles) - receipts.keys()):
         raise CommitAborted(f"c{name.c}: no receipt of {', '.join(missing)}")
     for role in roles:
@@ -95,11 +116,35 @@ def check_receipts(
         for info in receipt.objects:
             if info.key != name.shard(role):
                 raise CommitAborted(f"c{name.c}: {role} claims to have written {info.key}")
-    wanted = plan({role: receipts[role].offered for role in roles})
+    wanted = plan({role: receipts[role].offered for role in roles}, agreed(receipts, base))
     for role in roles:
         placed = {piece.info.slice: piece.info for piece in receipts[role].placed}
-        if placed != {info.slice: info for info in wanted[role]}:
+        if placed != {info.slice: info for info in wanted.write[role]}:
             raise CommitAborted(f"c{name.c}: {role} did not write the slices assigned to it")
+        for piece in receipts[role].placed:
+            if not _is_placed(piece, wanted.reuse, name.shard(role)):
+                raise CommitAborted(f"c{name.c}: {role} did not place {piece.info.slice.key} as planned")
+    return wanted
+
+
+def _is_placed(piece: PlacedSlice, found: Reuse, shard: str) -> bool:
+    """Written whole, or as one patch more on what the parent has, or as the second copy of that."""
+    key, last = piece.info.slice, piece.extents[-1]
+    if last.object != shard:
+        return False
+    if key in found.twins:
+        return piece == replace(found.kept[key], twin=last)
+    before = found.patchable.get(key)
+    if before is None or piece.object == shard:
+        return piece == PlacedSlice(piece.info, shard, piece.begin)
+    return last.nbytes <= patch_room(before) and piece == patched(piece.info, before, last)
+
+
+def patched(info: SliceInfo, before: PlacedSlice, patch: Extent) -> PlacedSlice:
+    """``before``, made ``info`` by one more patch."""
+    return PlacedSlice(
+        info, before.object, before.begin, (*before.patches, patch), before.base_xxh3 or before.info.xxh3
+    )
 
 
 def check_coverage(placed: Iterable[PlacedSlice]) -> dict[str, TensorEntry]:
@@ -125,17 +170,18 @@ def check_coverage(placed: Iterable[PlacedSlice]) -> dict[str, TensorEntry]:
 def unite(
     receipts: Mapping[str, Receipt],
     roles: Sequence[str],
-    reused: Iterable[tuple[PlacedSlice, ObjectInfo]] = (),
+    kept: Iterable[PlacedSlice] = (),
+    old: Iterable[ObjectInfo] = (),
 ) -> Whole:
-    """The whole that checked receipts make, with slices reused from older checkpoints.
+    """The whole that checked receipts make, with the slices kept and what of the ``old`` objects is used.
 
     Raises ``CoverageError`` when it is not whole.
     """
-    old = tuple(reused)
     written = tuple(info for role in roles for info in receipts[role].objects)
-    placed = [piece for role in roles for piece in receipts[role].placed] + [piece for piece, _ in old]
+    placed = [piece for role in roles for piece in receipts[role].placed] + list(kept)
+    used = {extent.object for piece in placed for extent in piece.extents}
     return Whole(
-        objects=(*written, *{info.key: info for _, info in old}.values()),
+        objects=(*written, *(info for info in old if info.key in used)),
         tensors=check_coverage(placed),
         documents=_documents({role: receipts[role] for role in roles}),
         bytes_written=sum(info.nbytes for info in written),

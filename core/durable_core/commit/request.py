@@ -9,7 +9,8 @@ from typing import Any
 from durable_core.commit.journal import View
 from durable_core.commit.state import CheckpointInfo
 from durable_core.errors import CommitAborted, UsageError
-from durable_core.types import ObjectInfo, PlacedSlice, Promise, SliceKey, Token
+from durable_core.format.manifest import Manifest
+from durable_core.types import Promise, SliceKey, Token
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,23 @@ LedgerSource = Callable[["int | None"], LedgerRows]
 
 
 @dataclass(frozen=True)
+class Known:
+    """A committed manifest that this process has in hand, and the sha256 of its bytes."""
+
+    digest: str
+    manifest: Manifest = field(repr=False)
+
+
+@dataclass(frozen=True)
 class SaveRequest:
     """One writer's part of one save.
 
     ``roles``: every writer, the coordinator first. ``documents``: typed JSON by name (``state``,
-    ``role``, …). ``slices``: what is staged; ``None`` asks by ``Describe``. ``reuses``: slices equal
-    to ones already stored, with their objects; they are not staged again, on any role. ``ledger``:
-    ``None`` when the data does not come through the ledger. The rest goes into the manifest as it is,
-    from the coordinator's request. ``adopted``: what is saved is a sealed snapshot of that generation,
+    ``role``, …). ``slices``: what is staged; ``None`` asks by ``Describe``. ``known``: a manifest in hand; it
+    saves reading that of the parent when it is the same. ``twins``: whether what never changes is stored
+    twice, which is for runs with one durable place; the same for every role. ``ledger``: ``None`` when the
+    data does not come through the ledger. The rest goes into the manifest as it is, from the
+    coordinator's request. ``adopted``: what is saved is a sealed snapshot of that generation,
     the one this token's replaced (``commit.adopt``).
     """
 
@@ -71,7 +81,8 @@ class SaveRequest:
     ledger: LedgerSource | None = None
     tiers: tuple[str, ...] = ("disk",)
     deadlines: Deadlines = field(default_factory=Deadlines)
-    reuses: tuple[tuple[PlacedSlice, ObjectInfo], ...] = ()
+    known: Known | None = None
+    twins: bool = True
     consistent: bool = True
     adopted: int | None = None
 
@@ -88,7 +99,8 @@ class SaveRequest:
 
 @dataclass(frozen=True)
 class SaveOutcome:
-    """A committed checkpoint. ``view`` ends at or after the commit record."""
+    """A committed checkpoint. ``view`` ends at or after the commit record. ``known``: its manifest, where
+    this process made it; for the next request."""
 
     c: int
     step: int
@@ -98,6 +110,7 @@ class SaveOutcome:
     bytes: int
     bytes_written: int
     view: View = field(repr=False)
+    known: Known | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, info: CheckpointInfo, view: View) -> SaveOutcome:

@@ -12,7 +12,7 @@ from durable_core.types import CheckpointState
 
 @dataclass(frozen=True)
 class Retention:
-    """What is kept besides what must be (the head, restore points, pins, what others reuse).
+    """What is kept besides what must be (the head, restore points, pins).
 
     ``keep_last``: newest usable checkpoints of the lineage, at least 1. ``keep_every_n_steps``: of the
     lineage, those whose step is a multiple of it; ``None``: none. ``detection_window_steps``: the
@@ -43,8 +43,8 @@ class Retire:
 def decide(state: RunState, policy: Retention) -> tuple[Retire, ...]:
     """The checkpoints to retire now, oldest first, each with its reason.
 
-    A checkpoint whose objects a kept one reuses is kept too, so that unchanged tensors stay written
-    once. A corrupt one is let go only when a usable one at least as far along exists on the lineage.
+    That objects of a checkpoint are in use elsewhere does not keep it: they outlive it (``collect``). A
+    corrupt one is let go only when a usable one at least as far along exists on the lineage.
     """
     kept = keep_reasons(state, policy)
     lineage = frozenset(state.lineage())
@@ -73,13 +73,6 @@ def keep_reasons(state: RunState, policy: Retention) -> dict[int, str]:
                 kept.setdefault(info.c, f"step {info.step} is a multiple of {every}")
     for info in _known_good(state, usable, policy):
         kept.setdefault(info.c, "newest known-good")
-    todo = list(kept)
-    while todo:
-        c = todo.pop()
-        for reused in state.checkpoints[c].reuses:
-            if reused not in kept and _present(state.checkpoints[reused]):
-                kept[reused] = f"c{c} reuses its objects"
-                todo.append(reused)
     return kept
 
 

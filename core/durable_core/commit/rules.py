@@ -235,13 +235,28 @@ def step_exceeds_head(state: RunState, record: Record) -> Refusal | None:
     return None if head is None or step > head else _unfit(f"step {step} does not exceed the head's, {head}")
 
 
-def reuses_alive(state: RunState, record: Record) -> Refusal | None:
-    """Reuse races with collection; journal order decides."""
+def reuses_the_parents(state: RunState, record: Record) -> Refusal | None:
+    """Older content is reused only through the parent: its own objects, and those it reuses itself.
+
+    That is what makes reuse safe against collection. A sweep spares what a checkpoint still held refers to.
+    Say it deletes an object when nothing held refers to it, and a later commit does. Take the first such
+    commit: its parent refers to the object too. The parent was not committed later (the commit is
+    the first), so the sweep saw it retired; but what is retired is never the head again, hence no parent.
+    So a checkpoint may be retired while objects of it are in use.
+    """
+    parent = state.checkpoints.get(record.payload["parent"])
     for c in record.payload["reuses"]:
-        info = state.checkpoints.get(c)
-        if info is None or not info.usable:
-            return _unfit(f"reuses objects of c{c}, which is {_status(info)}")
+        if parent is None or (c != parent.c and c not in parent.reuses):
+            return _unfit(f"reuses objects of c{c}, which its parent, {record.payload['parent']}, does not")
     return None
+
+
+def no_damage_since(state: RunState, record: Record) -> Refusal | None:
+    """What is reused was chosen by what was known to be damaged at the allocation."""
+    info = state.checkpoints.get(record.payload["c"])
+    if not record.payload["reuses"] or info is None or info.distrusted == state.distrusted:
+        return None
+    return _unfit("damage was found after it was planned what to reuse")
 
 
 def final_is_head(state: RunState, record: Record) -> Refusal | None:

@@ -16,7 +16,8 @@ from durable_core.commit.journal import AppendInDoubt, Draft, View, append, repl
 from durable_core.commit.machine import COORDINATOR, WRITER, Event, Phase, Walk
 from durable_core.commit.objects import poll, put_document
 from durable_core.commit.plan import check_receipts, receipt_digests, unite
-from durable_core.commit.request import SaveAborted, SaveOutcome, SaveRequest
+from durable_core.commit.request import Known, SaveAborted, SaveOutcome, SaveRequest
+from durable_core.commit.reuse import Base
 from durable_core.commit.watch import Watch
 from durable_core.commit.writing import Attempt, collect, write_part
 from durable_core.errors import (
@@ -86,28 +87,30 @@ def save_coordinator(view: View, request: SaveRequest) -> Program[SaveOutcome]:
 def _carry_through(walk: Walk, attempt: Attempt, watch: Watch) -> Program[SaveOutcome]:
     """From the allocation to the commit record."""
     request = attempt.request
-    own = yield from write_part(walk, attempt, watch)
+    own, base = yield from write_part(walk, attempt, watch)
     yield Reached(CrashPoint.K8)
     if len(request.roles) > 1:
         yield Reached(CrashPoint.K20)
     found = yield from collect(attempt, attempt.name.receipt, receipts.decode_receipt, own, watch)
     yield Reached(CrashPoint.K9)
-    manifest, bytes_written = yield from _verify(attempt, found)
+    manifest, bytes_written = yield from _verify(attempt, found, base)
     walk.on(Event.VERIFY)
     yield Reached(CrashPoint.K10)
     data = _encoded(manifest)
     yield from put_document(attempt.name.manifest, data)
     walk.on(Event.PUBLISH)
     yield Reached(CrashPoint.K12)
+    digest = manifests.manifest_digest(data)
     outcome = SaveOutcome(
         c=attempt.info.c,
         step=request.step,
         generation=attempt.info.generation,
         manifest_key=attempt.name.manifest,
-        manifest_digest=manifests.manifest_digest(data),
+        manifest_digest=digest,
         bytes=manifest.logical_bytes,
         bytes_written=bytes_written,
         view=watch.view,
+        known=Known(digest, manifest),
     )
     return (yield from _commit(walk, manifest, outcome, request))
 
@@ -132,19 +135,23 @@ def allocate(view: View, request: SaveRequest) -> Program[tuple[View, Attempt]]:
         except LostSlot:
             view = yield from replay(view)
             continue
-        return view, Attempt(request, view.state.checkpoints[state.next_c], state.head_step)
+        parent = None if state.head is None else state.checkpoints[state.head]
+        return view, Attempt(request, view.state.checkpoints[state.next_c], parent)
     raise LostSlot(f"lost {ALLOCATE_ROUNDS} races for a number")
 
 
-def _verify(attempt: Attempt, found: Mapping[str, Receipt]) -> Program[tuple[Manifest, int]]:
-    """The manifest that the receipts amount to, and the bytes newly written.
+def _verify(
+    attempt: Attempt, found: Mapping[str, Receipt], base: Base | None
+) -> Program[tuple[Manifest, int]]:
+    """The manifest that the receipts and what they keep of ``base`` amount to, and the bytes newly written.
 
     Receipts are checked by identity, against each other's offers, for coverage, and against the sizes
-    of the objects that are really there.
+    of the objects that are really there. Nothing of older checkpoints is referred to but what the parent
+    refers to: that is why none of it can be collected meanwhile (``rules.reuses_the_parents``).
     """
     request, name = attempt.request, attempt.name
-    check_receipts(found, request.roles, name, request.step)
-    whole = unite(found, request.roles, request.reuses)
+    planned = check_receipts(found, request.roles, name, request.step, base)
+    whole = unite(found, request.roles, planned.kept, () if base is None else base.manifest.objects)
     for info in whole.objects:
         nbytes = yield Size(info.key)
         if nbytes != info.nbytes:
@@ -294,9 +301,8 @@ def _await_allocation(view: View, request: SaveRequest) -> Program[tuple[View, A
             if info.step > request.step:
                 raise CommitAborted(f"the coordinator has gone on to step {info.step}")
             if info.step == request.step and info.state is CheckpointState.ALLOCATED:
-                parent = info.parent
-                after = None if parent is None else seen.state.checkpoints[parent].step
-                return Attempt(request, info, after)
+                parent = None if info.parent is None else seen.state.checkpoints[info.parent]
+                return Attempt(request, info, parent)
         return None
 
     attempt = yield from poll(look, seconds=request.deadlines.allocation_seconds)

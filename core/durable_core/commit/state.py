@@ -22,7 +22,8 @@ class CheckpointInfo:
     the logical size, ``bytes_written`` what was new. ``reuses``: the checkpoints in whose directories
     objects of this one lie. ``ledger``: key and digest of the ledger index. ``seq``: journal slot of
     the commit. ``time``: wall clock of the newest of allocate and commit, for people. ``adopted``: the
-    generation whose sealed snapshots became this checkpoint.
+    generation whose sealed snapshots became this checkpoint. ``distrusted``: the run's, when it was
+    allocated, so that all its writers go by the same.
     """
 
     c: int
@@ -45,6 +46,7 @@ class CheckpointInfo:
     note: str = ""
     corrupt_objects: tuple[str, ...] = ()
     adopted: int | None = None
+    distrusted: frozenset[str] = frozenset()
     seq: int = -1
     time: float = 0.0
 
@@ -146,7 +148,8 @@ class RunState:
     ``active``: the current generation may write (false before the first one and after the end; a new
     generation is needed after ``run.extended``). ``restore_point``: what the current generation
     started from. ``head``: the newest effective commit, or the restore point when a generation has
-    just started; ``None`` before the first commit.
+    just started; ``None`` before the first commit. ``distrusted``: keys of objects ever marked damaged, and
+    prefixes of checkpoints marked as a whole; nothing of them is reused.
     """
 
     run_id: str = ""
@@ -175,6 +178,7 @@ class RunState:
     quarantines: tuple[Json, ...] = ()
     forks: tuple[Fork, ...] = ()
     scrubs: int = 0
+    distrusted: frozenset[str] = frozenset()
 
     @property
     def exists(self) -> bool:

@@ -2,57 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from durable_core.commit.effects import Confirm, Describe, Get, Program, WriteShard, WrittenShard
+from durable_core.commit.effects import (
+    Confirm,
+    Describe,
+    Estimate,
+    Get,
+    Program,
+    WriteShard,
+    WrittenShard,
+)
 from durable_core.commit.machine import Event, Walk
 from durable_core.commit.objects import poll, put_document
-from durable_core.commit.plan import assign
+from durable_core.commit.plan import Plan, agreed, patched, plan
 from durable_core.commit.request import SaveRequest
+from durable_core.commit.reuse import Base, Reuse, is_distrusted, patch_room
 from durable_core.commit.state import CheckpointInfo
 from durable_core.commit.watch import Watch
-from durable_core.errors import CommitAborted
+from durable_core.errors import CommitAborted, CorruptError
 from durable_core.format import digests
+from durable_core.format import manifest as manifests
 from durable_core.format import receipt as receipts
 from durable_core.format.layout import CheckpointName
 from durable_core.format.receipt import LedgerSegment, Offer, Receipt
-from durable_core.types import PlacedSlice, SliceInfo, SliceKey
+from durable_core.types import Extent, PlacedSlice, SliceInfo, SliceKey
 
 D = TypeVar("D")
+
+#: Share of the bytes that must seem not to need writing before hashing goes ahead of writing.
+WORTH_PLANNING = 1 / 16
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One allocated checkpoint on its way; ``after`` is the parent's step."""
+    """One allocated checkpoint on its way; ``parent`` is the one it continues."""
 
     request: SaveRequest
     info: CheckpointInfo
-    after: int | None
+    parent: CheckpointInfo | None
+
+    @property
+    def after(self) -> int | None:
+        """The parent's step."""
+        return None if self.parent is None else self.parent.step
 
     @property
     def name(self) -> CheckpointName:
         return CheckpointName(self.info.generation, self.info.c, self.info.nonce)
 
 
-def write_part(walk: Walk, attempt: Attempt, watch: Watch) -> Program[Receipt]:
-    """Offer, shard, ledger segment, receipt: all durable when this returns."""
+def write_part(walk: Walk, attempt: Attempt, watch: Watch) -> Program[tuple[Receipt, Base | None]]:
+    """Offer, shard, ledger segment, receipt: all durable when this returns. With the base, if any."""
     request, name = attempt.request, attempt.name
-    offered: tuple[SliceInfo, ...] = ()
-    if len(request.roles) == 1 and request.slices is not None:
-        wanted = _without_reused(request, request.slices)
-    elif len(request.roles) == 1:
-        offered = yield from _describe(request)
-        wanted = tuple(info.slice for info in offered)
+    base = yield from read_base(attempt)
+    alone = len(request.roles) == 1
+    if alone and request.slices is not None and not (yield from _worth_planning(base)):
+        base = None
+        written = yield from _write(attempt, request.slices, {})
+        offered: tuple[SliceInfo, ...] = yield Describe()  # hashed while it was being written
+        found = {info.slice: info for info in offered}
+        placed = _placed([found[piece] for piece in request.slices], written, plan({}).reuse)
     else:
-        offered = yield from _describe(request)
-        wanted = yield from _agree(attempt, offered, watch)
-        walk.on(Event.OFFER)
-    written: WrittenShard | None = None
-    if wanted:
-        written = yield WriteShard(name.shard(request.role), wanted)
-    offered = offered or (yield from _describe(request))  # hashed while it was being written
+        offered = yield Describe()
+        if alone:
+            planned = plan({request.role: offered}, base)
+        else:
+            planned = yield from _agree(attempt, offered, base, watch)
+            walk.on(Event.OFFER)
+        wanted = planned.write[request.role]
+        written = yield from _write(attempt, tuple(i.slice for i in wanted), planned.reuse.patchable)
+        placed = _placed(wanted, written, planned.reuse)
     yield Confirm()  # the receipt is what says that these bytes are the state at this step
     walk.on(Event.WRITE)
     segment = yield from _put_segment(attempt)
@@ -62,31 +84,60 @@ def write_part(walk: Walk, attempt: Attempt, watch: Watch) -> Program[Receipt]:
         c=name.c,
         step=request.step,
         offered=offered,
-        placed=_placed(wanted, offered, written, request.role),
+        placed=placed,
         objects=() if written is None else (written.object,),
         documents=request.documents,
         ledger=segment,
+        base=None if base is None else base.digest,
     )
     yield from put_document(name.receipt(request.role), receipts.encode_receipt(receipt))
     walk.on(Event.RECEIPT)
-    return receipt
+    return receipt, base
 
 
-def _describe(request: SaveRequest) -> Program[tuple[SliceInfo, ...]]:
-    infos: tuple[SliceInfo, ...] = yield Describe()
-    keep = set(_without_reused(request, tuple(info.slice for info in infos)))
-    return tuple(info for info in infos if info.slice in keep)
+def read_base(attempt: Attempt) -> Program[Base | None]:
+    """The parent's manifest and what the allocation says of damage; ``None`` when there is no parent, or
+    when its manifest is damaged (then everything is written)."""
+    parent, info, known = attempt.parent, attempt.info, attempt.request.known
+    if parent is None or is_distrusted(parent.manifest, info.distrusted):
+        return None
+    if known is not None and known.digest == parent.manifest_digest:
+        manifest = known.manifest
+    else:
+        data = yield Get(parent.manifest)
+        if data is None:
+            return None
+        try:
+            manifests.check_digest(data, parent.manifest_digest, key=parent.manifest)
+            manifest = manifests.decode(data, key=parent.manifest)
+        except CorruptError:
+            return None  # restore and scrub tell of it; the next manifest does not depend on it
+    return Base(manifest, parent.manifest_digest, info.c, info.distrusted, attempt.request.twins)
 
 
-def _without_reused(request: SaveRequest, slices: tuple[SliceKey, ...]) -> tuple[SliceKey, ...]:
-    reused = {piece.info.slice for piece, _ in request.reuses}
-    return tuple(piece for piece in slices if piece not in reused)
+def _worth_planning(base: Base | None) -> Program[bool]:
+    """Whether to hash first and write what changed, rather than write everything and hash meanwhile."""
+    if base is None:
+        return False
+    pieces = tuple(piece for entry in base.manifest.tensors.values() for piece in entry.slices)
+    unchanged: float = yield Estimate(pieces)
+    return unchanged >= WORTH_PLANNING
+
+
+def _write(
+    attempt: Attempt, wanted: tuple[SliceKey, ...], patchable: Mapping[SliceKey, PlacedSlice]
+) -> Program[WrittenShard | None]:
+    if not wanted:
+        return None
+    room = {piece: (patchable[piece], patch_room(patchable[piece])) for piece in wanted if piece in patchable}
+    written: WrittenShard = yield WriteShard(attempt.name.shard(attempt.request.role), wanted, room)
+    return written
 
 
 def _agree(
-    attempt: Attempt, offered: tuple[SliceInfo, ...], watch: Watch
-) -> Program[tuple[SliceKey, ...]]:
-    """Put this writer's offer, read everyone's, and take from them what is this writer's to write."""
+    attempt: Attempt, offered: tuple[SliceInfo, ...], base: Base | None, watch: Watch
+) -> Program[Plan]:
+    """Put this writer's offer, read everyone's, and plan on them."""
     request, name = attempt.request, attempt.name
     own = Offer(
         role=request.role,
@@ -95,13 +146,14 @@ def _agree(
         step=request.step,
         slices=offered,
         documents={doc: receipts.document_digest(value) for doc, value in request.documents.items()},
+        base=None if base is None else base.digest,
     )
     yield from put_document(name.offer(request.role), receipts.encode_offer(own))
     found = yield from collect(attempt, name.offer, receipts.decode_offer, own, watch)
     for role, offer in found.items():
         if (offer.role, offer.step) != (role, request.step):
             raise CommitAborted(f"{role} offers step {offer.step} as {offer.role}, not {request.step}")
-    return assign({role: found[role].slices for role in request.roles})[request.role]
+    return plan({role: found[role].slices for role in request.roles}, agreed(found, base))
 
 
 def _put_segment(attempt: Attempt) -> Program[LedgerSegment | None]:
@@ -115,20 +167,20 @@ def _put_segment(attempt: Attempt) -> Program[LedgerSegment | None]:
 
 
 def _placed(
-    wanted: tuple[SliceKey, ...], offered: tuple[SliceInfo, ...], written: WrittenShard | None, role: str
+    wanted: Sequence[SliceInfo], written: WrittenShard | None, found: Reuse
 ) -> tuple[PlacedSlice, ...]:
-    """Where each slice written lies. A key of this role alone is offered under its shared name."""
+    """Where each slice lies of which something was written."""
     if written is None:
         return ()
-    infos = {info.slice: info for info in offered}
     placed = []
-    for piece, begin in zip(wanted, written.begins, strict=True):
-        info = infos.get(piece)
-        if info is None:
-            local = SliceKey(piece.key.removeprefix(f"roles/{role}/"), piece.offsets, piece.shape)
-            held = infos[local]
-            info = SliceInfo(piece, held.dtype, held.global_shape, held.nbytes, held.xxh3, held.crc32c)
-        placed.append(PlacedSlice(info, written.object.key, begin))
+    key = written.object.key
+    for info, begin, patch in zip(wanted, written.begins, written.patches, strict=True):
+        if info.slice in found.twins:
+            placed.append(replace(found.kept[info.slice], twin=Extent(key, begin, info.nbytes, info.xxh3)))
+        elif patch is not None:
+            placed.append(patched(info, found.patchable[info.slice], patch))
+        else:
+            placed.append(PlacedSlice(info, key, begin))
     return tuple(placed)
 
 

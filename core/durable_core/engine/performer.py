@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from durable_core.clock import Clock
@@ -10,7 +10,7 @@ from durable_core.commit import effects as fx
 from durable_core.engine import probe
 from durable_core.errors import DurableError, ObjectNotFoundError, UsageError
 from durable_core.tier.base import Tier
-from durable_core.types import SliceInfo, SliceKey
+from durable_core.types import PlacedSlice, SliceInfo, SliceKey
 
 T = TypeVar("T")
 
@@ -22,19 +22,29 @@ class ShardSource(Protocol):
 
     def confirm(self) -> None: ...
 
-    def write(self, tier: Tier, key: str, slices: tuple[SliceKey, ...]) -> fx.WrittenShard: ...
+    def estimate(self, pieces: tuple[PlacedSlice, ...]) -> float: ...
+
+    def write(
+        self, tier: Tier, key: str, slices: tuple[SliceKey, ...],
+        patchable: Mapping[SliceKey, tuple[PlacedSlice, int]],
+    ) -> fx.WrittenShard: ...  # fmt: skip
 
 
 class Performer:
-    """Performs effects on ``tier``; with ``read_only`` it refuses every effect that writes."""
+    """Performs effects on ``tier``; with ``read_only`` it refuses every effect that writes.
+
+    ``landing``: where shards are written first and looked for first, when that is not ``tier``.
+    """
 
     def __init__(
-        self, tier: Tier, clock: Clock, *, source: ShardSource | None = None, read_only: bool = False
-    ) -> None:
+        self, tier: Tier, clock: Clock, *, source: ShardSource | None = None, read_only: bool = False,
+        landing: Tier | None = None,
+    ) -> None:  # fmt: skip
         self.tier = tier
         self.clock = clock
         self.source = source
         self.read_only = read_only
+        self.landing = landing or tier
         self._table: dict[type, Callable[[Any], Any]] = {
             fx.Get: self._get,
             fx.PutIfAbsent: lambda e: self.tier.put_if_absent(e.key, e.data),
@@ -44,7 +54,8 @@ class Performer:
             fx.Delete: lambda e: self.tier.delete(e.key),
             fx.Describe: lambda e: self._staged().describe(),
             fx.Confirm: lambda e: self._staged().confirm(),
-            fx.WriteShard: lambda e: self._staged().write(self.tier, e.key, e.slices),
+            fx.Estimate: lambda e: self._staged().estimate(e.pieces),
+            fx.WriteShard: lambda e: self._staged().write(self.landing, e.key, e.slices, e.patchable),
             fx.Now: lambda e: self.clock.monotonic(),
             fx.WallTime: lambda e: self.clock.now(),
             fx.Wait: lambda e: self.clock.sleep(e.seconds),
@@ -68,7 +79,9 @@ class Performer:
             return value
 
     def with_source(self, source: ShardSource) -> Performer:
-        return Performer(self.tier, self.clock, source=source, read_only=self.read_only)
+        return Performer(
+            self.tier, self.clock, source=source, read_only=self.read_only, landing=self.landing
+        )
 
     def _perform(self, effect: fx.Effect) -> Any:
         if self.read_only and isinstance(effect, (fx.PutIfAbsent, fx.Delete, fx.WriteShard)):
@@ -82,10 +95,12 @@ class Performer:
             return None
 
     def _size(self, effect: fx.Size) -> int | None:
-        try:
-            return self.tier.size(effect.key)
-        except ObjectNotFoundError:
-            return None
+        for tier in dict.fromkeys((self.landing, self.tier)):
+            try:
+                return tier.size(effect.key)
+            except ObjectNotFoundError:
+                continue
+        return None
 
     def _staged(self) -> ShardSource:
         if self.source is None:

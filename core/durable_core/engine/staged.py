@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from durable_core.commit.effects import WrittenShard
-from durable_core.format import digests, shard
+from durable_core.format import digests, patch, shard
+from durable_core.state import changes
 from durable_core.state.staging import Staged
 from durable_core.tier.base import Buffer, Tier
-from durable_core.types import ObjectInfo, SliceInfo, SliceKey
+from durable_core.types import Extent, ObjectInfo, PlacedSlice, SliceInfo, SliceKey
+
+#: Of the bytes, what is hashed to guess how much has not changed, when no earlier version is in memory.
+_PROBED_SHARE = 1 / 8
+#: A slice of which fewer sampled pages are equal is taken for changed all over.
+_SPARSE = 0.5
 
 # One pool for the process: hashing runs beside the write (both release the GIL), never beside itself.
 _hashers: ThreadPoolExecutor
@@ -26,14 +33,41 @@ _start_pool()
 os.register_at_fork(after_in_child=_start_pool)
 
 
+@dataclass
+class _Part:
+    """One entry of a shard: a slice, or with ``runs`` a patch of it (``xxh3``: once it is written)."""
+
+    source: SliceKey
+    view: memoryview
+    runs: tuple[patch.Run, ...] | None = None
+    xxh3: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        return self.view.nbytes if self.runs is None else patch.size(self.runs)
+
+    def patch(self) -> bytearray:
+        assert self.runs is not None
+        data = bytearray(patch.head(self.runs, self.view.nbytes))
+        for begin, length in self.runs:
+            data += self.view[begin : begin + length]
+        self.xxh3 = digests.xxh3(data)
+        return data
+
+
 class StagedShard:
     """``ShardSource`` over a staged slot. ``own`` maps a key given to this role alone
-    (``roles/dp1/state/x``, stored because replicas differ) back to the staged key (``state/x``)."""
+    (``roles/dp1/state/x``, stored because replicas differ) back to the staged key (``state/x``).
 
-    def __init__(self, staged: Staged, role: str) -> None:
+    ``previous``: the shard of the parent's save, where its slot still holds its bytes; of slices that changed
+    only here and there, patches are then written. It must not be released before ``write`` has returned.
+    """
+
+    def __init__(self, staged: Staged, role: str, previous: StagedShard | None = None) -> None:
         self._staged = staged
         self._own = f"roles/{role}/"
         self._infos: dict[SliceKey, Future[SliceInfo]] = {}
+        self._previous = previous
 
     def describe(self) -> tuple[SliceInfo, ...]:
         """Digests of every staged slice, sorted as the slices are."""
@@ -41,27 +75,86 @@ class StagedShard:
         return tuple(self._infos[piece].result() for piece in self._staged.slices)
 
     def confirm(self) -> None:
-        """Everything was copied before ``stage`` returned."""
+        """Wait for the guard; ``StaleSnapshotError`` when the state changed while it was being copied."""
+        self._staged.confirmed()
 
-    def write(self, tier: Tier, key: str, slices: tuple[SliceKey, ...]) -> WrittenShard:
+    def estimate(self, pieces: tuple[PlacedSlice, ...]) -> float:
+        """The share of the bytes of ``pieces`` that seems unchanged: by sampled pages where the previous
+        version is in memory, else by the digests of a few slices."""
+        staged = set(self._staged.slices)
+        local = {self._local(piece.info.slice): piece for piece in pieces}
+        known = [key for key in local if key in staged]
+        total = sum(piece.info.nbytes for piece in pieces)
+        if self._previous is not None:
+            same = sum(self._unchanged(key) * local[key].info.nbytes for key in known)
+            return same / max(1, total)
+        probes = _spread(known, local, int(total * _PROBED_SHARE))
+        self._start_hashing(probes)
+        equal = [key for key in probes if self._infos[key].result().xxh3 == local[key].info.xxh3]
+        seen = sum(local[key].info.nbytes for key in probes)
+        return sum(local[key].info.nbytes for key in equal) / max(1, seen)
+
+    def write(
+        self, tier: Tier, key: str, slices: tuple[SliceKey, ...],
+        patchable: Mapping[SliceKey, tuple[PlacedSlice, int]],
+    ) -> WrittenShard:  # fmt: skip
         """Header, then the slices' bytes straight from the slot; hashing goes on meanwhile."""
-        sources = [self._local(piece) for piece in slices]
-        views = [self._staged.view(source) for source in sources]
-        entries = [
-            (shard.entry_name(piece, self._staged.global_shape(source.key)), self._staged.dtype(source.key),
-             piece.shape, view.nbytes)
-            for piece, source, view in zip(slices, sources, views, strict=True)
-        ]  # fmt: skip
-        header, begins = shard.layout(entries)
+        parts = [self._part(piece, patchable.get(piece)) for piece in slices]
+        header, begins = shard.layout([self._entry(*pair) for pair in zip(slices, parts, strict=True)])
         self._start_hashing(self._staged.slices)
-        order = shard.write_order(begins, [view.nbytes for view in views])
+        order = shard.write_order(begins, [part.nbytes for part in parts])
+        nbytes = tier.write_object(key, self._bytes(header, [parts[index] for index in order]))
+        found = tuple(
+            None if part.runs is None else Extent(key, begin, part.nbytes, part.xxh3)
+            for part, begin in zip(parts, begins, strict=True)
+        )
+        return WrittenShard(ObjectInfo(key, nbytes, len(header), digests.xxh3(header)), begins, found)
 
-        def parts() -> Iterator[Buffer]:
-            yield header
-            yield from self._staged.gather(sources[index] for index in order)
+    def _entry(self, piece: SliceKey, part: _Part) -> shard.Entry:
+        key = part.source.key
+        name = shard.entry_name(piece, self._staged.global_shape(key))
+        if part.runs is not None:
+            return f"{name}#patch", "U8", (part.nbytes,), part.nbytes
+        return name, self._staged.dtype(key), piece.shape, part.nbytes
 
-        nbytes = tier.write_object(key, parts())
-        return WrittenShard(ObjectInfo(key, nbytes, len(header), digests.xxh3(header)), begins)
+    def _bytes(self, header: bytes, parts: list[_Part]) -> Iterator[Buffer]:
+        yield header
+        whole: list[SliceKey] = []
+        for part in parts:
+            if part.runs is None:
+                whole.append(part.source)
+                continue
+            yield from self._staged.gather(whole)
+            whole = []
+            yield part.patch()
+        yield from self._staged.gather(whole)
+
+    def _part(self, piece: SliceKey, earlier: tuple[PlacedSlice, int] | None) -> _Part:
+        source = self._local(piece)
+        part = _Part(source, self._staged.view(source))
+        if earlier is None or self._previous is None:
+            return part
+        before, room = earlier
+        old = self._previous.holds(source, before.info)
+        if old is None or changes.sampled(old, part.view) < _SPARSE:
+            return part
+        runs = changes.runs(old, part.view, room)
+        if runs is not None and patch.size(runs) <= room:
+            part.runs = runs
+        return part
+
+    def holds(self, piece: SliceKey, info: SliceInfo) -> memoryview | None:
+        """The staged bytes of ``piece``, when they are known to be those of ``info``."""
+        known = self._infos.get(piece)
+        if known is None or not known.done() or known.result().xxh3 != info.xxh3:
+            return None
+        return self._staged.view(piece)
+
+    def _unchanged(self, piece: SliceKey) -> float:
+        assert self._previous is not None
+        if piece not in self._previous._infos:
+            return 0.0
+        return changes.sampled(self._previous._staged.view(piece), self._staged.view(piece))
 
     def _start_hashing(self, slices: tuple[SliceKey, ...]) -> None:
         for piece in slices:
@@ -80,3 +173,17 @@ class StagedShard:
         if key.startswith(self._own + "state/"):
             key = key[len(self._own) :]
         return SliceKey(key, piece.offsets, piece.shape)
+
+
+def _spread(
+    keys: list[SliceKey], pieces: Mapping[SliceKey, PlacedSlice], budget: int
+) -> tuple[SliceKey, ...]:
+    """Some of ``keys``, spread evenly, of at most ``budget`` bytes together but at least one."""
+    stride = max(1, len(keys) // 16)
+    chosen: list[SliceKey] = []
+    for key in sorted(keys[::stride], key=lambda key: pieces[key].info.nbytes):
+        budget -= pieces[key].info.nbytes
+        if chosen and budget < 0:
+            break
+        chosen.append(key)
+    return tuple(chosen)

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from durable_core.errors import CorruptError
 from durable_core.format import digests, layout
 from durable_core.format import ledger as ledgers
-from durable_core.format import manifest as manifests
-from durable_core.format.manifest import Manifest
 from durable_core.format.record import Kind, Record
-from durable_core.testing.sim.content import BASE, ROOT, Model, advance, slices_of
-
-Get = Callable[[str], "bytes | None"]
+from durable_core.testing.facts import Fact, Replaced, Witness
+from durable_core.testing.sim.content import ROOT, Model, advance
+from durable_core.testing.sim.reading import Broken, Get, read_checkpoint
 
 _WORKER = frozenset(
     {
@@ -29,38 +25,19 @@ _WORKER = frozenset(
     }
 )  # fmt: skip
 _HELD = ("committed", "corrupt")
-
-
-class Broken(Exception):
-    """A checkpoint does not restore completely and consistently."""
-
-
-@dataclass
-class Fact:
-    """What the auditor knows of one checkpoint."""
-
-    c: int
-    generation: int
-    step: int
-    parent: int | None
-    nonce: str
-    fate: str = "allocated"
-    payload: Mapping[str, Any] = field(default_factory=dict)
-    pinned: bool = False
-
-    @property
-    def name(self) -> layout.CheckpointName:
-        return layout.CheckpointName(self.generation, self.c, self.nonce)
+_DOUBTED = ("F11", "F12", "F13")
 
 
 class Auditor:
     """A second opinion on a journal. ``violations`` grows; nothing is raised.
 
-    ``explicit``: restore points may be named by a person, and need not be the newest.
+    ``explicit``: restore points may be named by a person, and need not be the newest. ``witness``: asked
+    about adopted checkpoints, which hold what another generation trained.
     """
 
-    def __init__(self, *, explicit: bool = False) -> None:
+    def __init__(self, *, explicit: bool = False, witness: Witness | None = None) -> None:
         self.explicit = explicit
+        self.witness = witness
         self.violations: list[str] = []
         self.facts: dict[int, Fact] = {}
         self.names: dict[str, int] = {}  # prefix -> c, ever
@@ -75,7 +52,12 @@ class Auditor:
         self.ended = ""
         self.promise = ""
         self.fork: tuple[str, int | None] | None = None  # launch, origin
+        self.forked = False  # the current generation began a fork
+        self.members: tuple[str, ...] = ()
+        self.replaced = Replaced()
+        self.doubted: set[int] = set()  # generations that reported numeric or integrity trouble
         self.voids = 0
+        self.marks: frozenset[str] = frozenset()
 
     def complain(self, message: str) -> None:
         self.violations.append(message)
@@ -129,6 +111,9 @@ class Auditor:
                 self.complain(f"{where}: starts from c{c}, but its launch forked from c{due}")
         if c != due and not self.explicit:
             self.complain(f"{where}: restores from c{c} although c{due} is committed")
+        self.forked = self.fork is not None and self.fork[0] == record.launch_id
+        self.replaced = Replaced(self.generation, self.head, self.members)
+        self.members = tuple(record.payload["members"])
         if self.launch and self.launch != record.launch_id:
             self.superseded.add(self.launch)
         self.superseded.discard(record.launch_id)
@@ -163,11 +148,40 @@ class Auditor:
         c = p["c"]
         if c in self.facts:
             self.complain(f"{where}: reuses number c{c}")
-        fact = Fact(c, record.generation, p["step"], p["parent"], record.op_id[:8])
+        fact = Fact(
+            c, record.generation, p["step"], p["parent"], record.op_id[:8], adopted=p.get("adopted"),
+            marks=self.marks,
+        )  # fmt: skip
+        if fact.adopted is not None:
+            self._adopt(fact, where)
         if fact.name.prefix in self.names:
             self.complain(f"{where}: reuses prefix {fact.name.prefix}")
         self.names[fact.name.prefix] = c
         self.facts[c] = fact
+
+    def _adopt(self, fact: Fact, where: str) -> None:
+        """Adoption comes first in a generation, and takes up where the one it replaced left off."""
+        replaced = self.replaced
+        if fact.adopted != {"generation": replaced.generation, "step": fact.step}:
+            self.complain(f"{where}: adopts {fact.adopted}, but replaced generation {replaced.generation}")
+        own = [
+            other for other in self.facts.values()
+            if other.generation == fact.generation and (other.adopted is None or other.payload)
+        ]  # fmt: skip
+        if own:
+            self.complain(f"{where}: adopts after a history of its own, c{own[0].c}")
+        if self.restore_point != replaced.head and not self.explicit:
+            self.complain(f"{where}: adopts although it went back behind c{replaced.head}")
+        if set(self.members) != set(replaced.members):
+            self.complain(f"{where}: adopts for other roles than sealed")
+        if self.forked:
+            self.complain(f"{where}: adopts in a fork")
+        if replaced.generation in self.doubted:
+            self.complain(f"{where}: adopts what generation {replaced.generation} itself doubted")
+
+    def _failure(self, record: Record, where: str) -> None:
+        if record.payload["class"] in _DOUBTED:
+            self.doubted.add(record.generation)
 
     def _commit(self, record: Record, where: str) -> None:
         p = record.payload
@@ -181,9 +195,12 @@ class Auditor:
             self.complain(f"{where}: not the step and parent that were allocated")
         if self.head is not None and p["step"] <= self.facts[self.head].step:
             self.complain(f"{where}: step {p['step']} does not exceed the head's")
+        reusable = set() if self.head is None else {self.head, *self.facts[self.head].payload["reuses"]}
         for c in p["reuses"]:
-            if c not in self.facts or self.facts[c].fate != "committed":
-                self.complain(f"{where}: reuses objects of c{c}, which is gone")
+            if c not in reusable:
+                self.complain(f"{where}: reuses objects of c{c}, which its parent does not")
+        if p["reuses"] and fact.marks != self.marks:
+            self.complain(f"{where}: reuses objects while damage has been found since it was planned")
         fact.fate, fact.payload = "committed", p
         self.head = fact.c
 
@@ -234,6 +251,7 @@ class Auditor:
         fact = self._mark(record, where)
         if fact is not None:
             fact.fate = "corrupt"
+            self.marks |= frozenset(record.payload.get("objects", ())) or {fact.name.prefix}
 
     def _pin(self, record: Record, where: str) -> None:
         fact = self._mark(record, where)
@@ -266,6 +284,7 @@ class Auditor:
         Kind.CHECKPOINT_ALLOCATED: _allocate,
         Kind.CHECKPOINT_COMMITTED: _commit,
         Kind.CHECKPOINT_ABORTED: _abort,
+        Kind.FAILURE: _failure,
         Kind.RUN_SUCCEEDED: _succeed,
         Kind.RUN_FAILED: _end,
         Kind.RUN_CANCELLED: _cancel,
@@ -294,6 +313,9 @@ class Auditor:
             at = self.facts[at].parent
         history, step = ROOT, 0
         for fact in reversed(chain):
+            if fact.adopted is not None and self.witness is not None:
+                model, _ = self.witness(fact)
+                history, step = model.history, model.step
             while step < fact.step:
                 step += 1
                 history = advance(history, fact.generation, step)
@@ -343,56 +365,11 @@ class Auditor:
             return
         after = 0 if fact.parent is None else self.facts[fact.parent].step
         wanted = [[step, fact.generation] for step in range(after + 1, fact.step + 1)]
+        if fact.adopted is not None and self.witness is not None:
+            _, wanted = self.witness(fact)
         for role, segment in ledgers.decode_index(data, key=reference["key"]).segments.items():
             rows = get(segment.key)
             if rows is None or digests.sha256(rows) != segment.digest:
                 self.complain(f"the ledger segment of {role} for c{fact.c} is gone or differs")
             elif json.loads(rows) != wanted:
                 self.complain(f"the ledger of {role} for c{fact.c} says {rows!r}, not {wanted}")
-
-
-def read_checkpoint(get: Get, key: str, digest: str) -> Model:
-    """Read all of a checkpoint as a restore would; ``Broken`` says what is missing or mixed."""
-    data = get(key)
-    if data is None:
-        raise Broken(f"no manifest {key}")
-    if digests.sha256(data) != digest:
-        raise Broken(f"{key} is another manifest than was committed")
-    try:
-        manifest = manifests.decode(data, key=key)
-    except CorruptError as error:
-        raise Broken(str(error)) from error
-    objects = {}
-    for info in manifest.objects:
-        found = get(info.key)
-        if found is None:
-            raise Broken(f"no object {info.key}")
-        objects[info.key] = found
-    return check_content(manifest, objects)
-
-
-def check_content(manifest: Manifest, objects: Mapping[str, bytes]) -> Model:
-    """The one model that every slice and document of the checkpoint agrees on; else ``Broken``."""
-    shared = manifest.documents.get(("state", "*"))
-    if shared is None:
-        raise Broken("the replicas' documents differ")
-    model = Model(shared["history"], shared["step"])
-    if model.step != manifest.step:
-        raise Broken(f"the documents are of step {model.step}, the manifest of {manifest.step}")
-    wanted: dict[str, bytes] = {}
-    for role in manifest.roles:
-        staged = slices_of(model, role)
-        if len(manifest.roles) > 1:
-            staged[f"roles/{role}/state/n"] = staged.pop("state/n")
-        wanted |= staged
-        own = manifest.documents.get(("role", role))
-        if own != {"history": model.history, "step": model.step, "role": role}:
-            raise Broken(f"the document of {role} is {own}")
-    if manifest.tensors.keys() != wanted.keys():
-        raise Broken(f"tensors {sorted(manifest.tensors)} instead of {sorted(wanted)}")
-    for key, entry in manifest.tensors.items():
-        (piece,) = entry.slices
-        found = objects[piece.object][piece.begin : piece.begin + piece.info.nbytes]
-        if found != wanted[key]:
-            raise Broken(f"{key} holds {found!r}, not {wanted[key]!r}" if key != BASE else f"{key} differs")
-    return model

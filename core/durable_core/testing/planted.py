@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from durable_core.commit import collect, journal, plan, save, writing
@@ -19,14 +18,15 @@ from durable_core.commit.effects import Program
 from durable_core.commit.fold import AUTHORITY, Row, Table
 from durable_core.commit.journal import View, absorb
 from durable_core.commit.retention import decide
+from durable_core.commit.reuse import Base
 from durable_core.commit.rules import Rule
 from durable_core.commit.state import CheckpointInfo, Checkpoints, RunState
-from durable_core.errors import DurableError, InDoubt
+from durable_core.errors import InDoubt
 from durable_core.format import digests, layout
 from durable_core.format.receipt import Receipt, encode_receipt
 from durable_core.format.record import Kind, Record, encode
 from durable_core.testing.sim import content
-from durable_core.testing.sim.process import Script
+from durable_core.testing.sim.process import Script, intercepted
 from durable_core.testing.sim.store import Overwrite, SimStore, Write
 from durable_core.testing.sim.subject import Subject
 from durable_core.types import ObjectInfo
@@ -51,25 +51,6 @@ def without(*rules: Rule, table: Table = AUTHORITY) -> Table:
 
 
 # --- effects changed on their way ------------------------------------------------------------
-
-Change = Callable[[Any], "Program[Any]"]
-
-
-def _changed(change: Change, program: Program[Any]) -> Program[Any]:
-    """``program``, with each effect handed to ``change``, which performs it or something else."""
-    step: Callable[[], Any] = partial(next, program)
-    while True:
-        try:
-            effect = step()
-        except StopIteration as done:
-            return done.value
-        try:
-            answer = yield from change(effect)
-        except DurableError as error:
-            step = partial(program.throw, error)
-        else:
-            step = partial(program.send, answer)
-
 
 def _look_then_put(effect: Any) -> Program[Any]:
     """Check-then-act: is the slot free? then write it, come what may."""
@@ -161,15 +142,31 @@ def _count(
     return (yield from writing.collect(attempt, key_of, decode, own, watch))
 
 
+def _first_base(attempt: Any) -> Program[Any]:
+    """Plans on the first checkpoint it knows of, whatever the parent is."""
+    known = attempt.request.known
+    if known is None or attempt.parent is None:
+        return (yield from _read_base(attempt))
+    return Base(known.manifest, attempt.parent.manifest_digest, attempt.info.c)
+
+
+_read_base = writing.read_base
+
+
+def _nothing(info: CheckpointInfo) -> Program[frozenset[str]]:
+    yield from ()
+    return frozenset()
+
+
 def _digests_present(found: Mapping[str, Receipt], roles: Any) -> dict[str, str]:
     """What a counting coordinator signs: some receipt for every role."""
     some = next(iter(found.values()))
     return {role: digests.sha256(encode_receipt(found.get(role, some))) for role in roles}
 
 
-def _unite_present(receipts: Mapping[str, Receipt], roles: Any, reused: Any = ()) -> plan.Whole:
+def _unite_present(receipts: Mapping[str, Receipt], roles: Any, *kept: Any) -> plan.Whole:
     present = [role for role in roles if role in receipts]
-    return plan.unite(receipts, present, reused)
+    return plan.unite(receipts, present, *kept)
 
 
 # --- numbers reused --------------------------------------------------------------------------
@@ -223,7 +220,7 @@ _BROKEN = r"does not restore|finds c\d+ broken"
 PLANTS: tuple[Plant, ...] = (
     Plant(_NO_FENCE, r"checkpoint\.committed .*effective although generation", 100),
     Plant(
-        Subject("commits before it verifies", wrap=lambda p, script: _changed(_ShardLater(script), p)),
+        Subject("commits before it verifies", wrap=lambda p, script: intercepted(_ShardLater(script), p)),
         _BROKEN,
         100,
     ),
@@ -238,7 +235,7 @@ PLANTS: tuple[Plant, ...] = (
             "counts receipts instead of identities",
             patches=(
                 (save, "collect", _count),
-                (save, "check_receipts", lambda *a: None),
+                (save, "check_receipts", lambda *a: plan.plan({})),
                 (save, "unite", _unite_present),
                 (save, "receipt_digests", _digests_present),
             ),
@@ -248,7 +245,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(Subject("deletes before it journals the retirement", retire=_delete_first), _BROKEN, 1000),
     Plant(
-        Subject("checks, then acts", wrap=lambda p, script: _changed(_look_then_put, p)),
+        Subject("checks, then acts", wrap=lambda p, script: intercepted(_look_then_put, p)),
         rf"{_LOST}|continues sha256",
         100,
     ),
@@ -260,7 +257,7 @@ PLANTS: tuple[Plant, ...] = (
         100,
     ),
     Plant(
-        Subject("acts on a tail it has not synced", wrap=lambda p, script: _changed(_without_sync, p)),
+        Subject("acts on a tail it has not synced", wrap=lambda p, script: intercepted(_without_sync, p)),
         r"on one that a power loss can take away",
         100,
     ),
@@ -275,6 +272,14 @@ PLANTS: tuple[Plant, ...] = (
         1000,
     ),
     Plant(
-        Subject("lets a commit reuse what is gone", view=_table(r.reuses_alive)), r"reuses objects of", 2000
+        Subject(
+            "reuses what its parent has let go of",
+            view=_table(r.reuses_the_parents),
+            patches=((writing, "read_base", _first_base),),
+            keeps_known=True,
+        ),
+        r"reuses objects of",
+        1000,
     ),
+    Plant(Subject("collects what is reused", patches=((collect, "_objects", _nothing),)), _BROKEN, 100),
 )

@@ -156,7 +156,8 @@ def mutants() -> Iterator[Mutant]:
 _SUSPECTS = {
     "a writer, its replacement": ("launch_not_superseded", "same_generation"),
     "two saves under one token": ("parent_is_head",),
-    "reuse against retirement": ("reuses_alive",),
+    "reuse against retirement": ("reuses_the_parents",),
+    "reuse against damage": ("no_damage_since",),
     "two controllers": ("not_live_restore_point", "not_pinned"),
     "success, cancellation": ("not_terminal",),
     "success against": ("final_is_head",),

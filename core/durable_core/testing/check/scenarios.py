@@ -60,6 +60,18 @@ SCENARIOS: tuple[Scenario, ...] = (
         1,
     ),
     Scenario(
+        "what is retired is reused through the parent",
+        created("L1", 1),
+        (continuing("L1", 10, 20, reuses=(0,)), controller("C1", (_RETIRE, 0)), worker("L2", 1)),
+        1,
+    ),
+    Scenario(
+        "reuse against damage",
+        created("L1", 2),
+        (continuing("L1", 20, reuses=(1,)), controller("C1", (_CORRUPT, 1))),
+        1,
+    ),
+    Scenario(
         "two controllers",
         created("L1", 3),
         (

@@ -39,7 +39,7 @@ def slices_of(model: Model, role: str) -> dict[str, bytes]:
     """Logical key -> bytes that ``role`` stages."""
     mark = f"{model.history}:{model.step}:".encode()
     return {
-        BASE: b"the base never changes",
+        BASE: b"the base never changes" * 40,  # most of the bytes, as a frozen model is
         "state/w": mark * 3 + b"w",
         "state/b": mark + b"b",
         "state/n": mark + f"n:{role}".encode(),  # differs between replicas

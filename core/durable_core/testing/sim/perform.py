@@ -38,6 +38,7 @@ class Performing:
             fx.Now: lambda process, effect: self.clock,
             fx.WallTime: lambda process, effect: self.clock,
             fx.Confirm: lambda process, effect: None,
+            fx.Estimate: lambda process, effect: self.chance.random(),
             fx.Describe: lambda process, effect: content.describe(process.script.staged),
         }
         self._stepped: Mapping[type, Callable[[Process, Any], Any]] = {

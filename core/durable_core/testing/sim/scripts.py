@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from durable_core.commit import ending
+from durable_core.commit.claim import Claim
 from durable_core.commit.collect import Retirement
 from durable_core.commit.effects import Get, Program, Wait
 from durable_core.commit.journal import AppendInDoubt, View, replay
-from durable_core.commit.request import Deadlines, LedgerRows, SaveAborted, SaveOutcome, SaveRequest
+from durable_core.commit.request import Deadlines, Known, LedgerRows, SaveAborted, SaveOutcome, SaveRequest
 from durable_core.commit.retention import Retention
 from durable_core.commit.state import CheckpointInfo
 from durable_core.errors import (
@@ -22,10 +23,10 @@ from durable_core.errors import (
     TierError,
 )
 from durable_core.format import manifest as manifests
-from durable_core.testing.invariants import Broken, read_checkpoint
 from durable_core.testing.sim import content
 from durable_core.testing.sim.content import Model
 from durable_core.testing.sim.process import Job
+from durable_core.testing.sim.reading import Broken, read_checkpoint
 from durable_core.testing.sim.subject import Subject
 from durable_core.types import Promise, Token
 
@@ -57,7 +58,7 @@ class Trainer:
         self.staged: Mapping[str, bytes] = {}
         self.view: View = host.subject.view
         self.epoch: int | None = None
-        self.base: tuple[Any, ...] = ()
+        self.known: Known | None = None
         self.failures = 0
 
     @property
@@ -96,11 +97,18 @@ class Trainer:
             view, launch_id=job.launch, members=job.roles, takeover=job.takeover
         )
         self.view = claim.view
+        yield from self.begin(claim)
+
+    def begin(self, claim: Claim) -> Program[None]:
+        """What the members of the job start from."""
         model = Model()
         if claim.restore_point is not None:
-            model = yield from self._restore(claim.restore_point)
-        job.token, job.start, job.newest = claim.token, model, model
-        job.fresh = claim.restore_point is None
+            model = yield from self.restore(claim.restore_point)
+        self.announce(claim.token, model, fresh=claim.restore_point is None)
+
+    def announce(self, token: Token, model: Model, *, fresh: bool) -> None:
+        job = self.job
+        job.token, job.start, job.newest, job.fresh = token, model, model, fresh
 
     def train(self) -> Program[None]:
         assert self.job.token is not None
@@ -109,13 +117,21 @@ class Trainer:
             yield from self.save(model)
         while model.step < self.host.target:
             yield Wait(0.02)
+            yield from self.before_step(model)
             model = model.trained(self.job.token.generation)
             self.job.trained[model.step] = self.job.token.generation
             self.job.newest = model
+            yield from self.after_step(model)
             if model.step % self.host.every == 0 or model.step == self.host.target:
                 yield from self.save(model)
                 yield from self.after_save()
         yield from self.finish(model)
+
+    def before_step(self, model: Model) -> Program[None]:
+        yield from ()
+
+    def after_step(self, model: Model) -> Program[None]:
+        yield from ()
 
     def finish(self, model: Model) -> Program[None]:
         """A run succeeds with its final commit durable, or is left to a later start."""
@@ -134,8 +150,6 @@ class Trainer:
     def after_save(self) -> Program[None]:
         if self.host.chance.random() < 0.4:
             yield from self.maintain()
-        if self.host.reuse and len(self.roles) == 1 and self.host.chance.random() < 0.7:
-            yield from self._learn_base()
 
     def _save(self, model: Model, program: Any) -> Program[None]:
         token = self.job.token
@@ -153,6 +167,9 @@ class Trainer:
             self.view = error.view
         else:
             self.view, self.failures = outcome.view, 0
+            stale = self.host.subject.keeps_known and self.known is not None
+            if outcome.known is not None and self.host.reuse and not stale:
+                self.known = outcome.known
             self.host.acknowledged(outcome)
 
     def request(self, model: Model, token: Token) -> SaveRequest:
@@ -173,7 +190,7 @@ class Trainer:
             slices=slices,
             ledger=lambda after: LedgerRows(content.rows_of(trained, after, model.step), model.step),
             deadlines=DEADLINES,
-            reuses=self.base,
+            known=self.known,
         )
 
     def maintain(self) -> Program[None]:
@@ -192,29 +209,13 @@ class Trainer:
         except (FencedError, *TRANSIENT):
             self.epoch = None
 
-    def _restore(self, info: CheckpointInfo) -> Program[Model]:
+    def restore(self, info: CheckpointInfo) -> Program[Model]:
         """Read everything. The journal let this checkpoint be the restore point, so it must be whole."""
         try:
             return (yield from read(info))
         except Broken as error:
             self.host.complain(f"restore point c{info.c} does not restore: {error}")
             raise TierError("broken restore point") from error
-
-    def _learn_base(self) -> Program[None]:
-        """Reuse the unchanging slice of the newest commit from now on."""
-        head = self.view.state.head
-        if head is None:
-            return
-        info = self.view.state.checkpoints[head]
-        try:
-            data = yield Get(info.manifest)
-        except TierError:
-            return
-        if data is not None and info.usable:
-            manifest = manifests.decode(data, key=info.manifest)
-            (piece,) = manifest.tensors[content.BASE].slices
-            objects = {part.key: part for part in manifest.objects}
-            self.base = ((piece, objects[piece.object]),)
 
     def _train_on(self) -> Program[None]:
         """The planted bug: a refused process gives itself the current generation and carries on."""
@@ -232,11 +233,14 @@ class Follower(Trainer):
 
     def open(self) -> Program[None]:
         for _ in range(400):
-            if self.job.token is not None or not self.job.coordinator.alive:
+            if self.told() or not self.job.coordinator.alive:
                 break
             yield Wait(0.05)
-        if self.job.token is None:
+        if not self.told():
             raise TierError("the coordinator never opened the run")
+
+    def told(self) -> bool:
+        return self.job.start is not None
 
     def save(self, model: Model) -> Program[None]:
         yield from self._save(model, self.host.subject.save_writer)
@@ -262,7 +266,7 @@ class Emergency(Trainer):
     """A second save under the same token, at once: what a signal handler might start."""
 
     def open(self) -> Program[None]:
-        if self.job.token is None:
+        if self.job.start is None:
             raise TierError("not opened")
         yield from ()
 
