@@ -128,6 +128,18 @@ class RpoBreached(Event):
     action: str
 
 
+@dataclass(frozen=True)
+class CadenceChanged(Event):
+    """Announced at boundary ``step``: from ``start`` on a save every ``every`` steps. ``warnings``, on the
+    coordinator: assumptions that do not hold, and bounds that cannot be kept."""
+
+    step: int
+    start: int
+    every: int
+    reason: str
+    warnings: tuple[str, ...] = ()
+
+
 # --- restoring -----------------------------------------------------------------------------
 
 

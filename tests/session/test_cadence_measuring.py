@@ -158,7 +158,7 @@ def test_every_generation_that_was_replaced_is_an_interruption() -> None:
     journal.start(2000.0)
     journal.commit(2600.0, 2)
     journal.start(9000.0)
-    found = read_history(journal.state, burst=100.0, now=9500.0)
+    found = read_history(journal.state, burst=100.0).lived(500.0)
     assert [each.time for each in found.interruptions] == [1000.0, 2600.0]
     assert found.uptime == 1000.0 + 600.0 + 500.0  # not the time it was down
     assert found.gaps == (1000.0, 600.0)
@@ -188,7 +188,7 @@ def test_the_end_of_the_run_is_none() -> None:
     journal.start(0.0)
     journal.commit(90.0, 4)
     journal.add(Kind.RUN_SUCCEEDED, 100.0, c=0, target=None)
-    found = read_history(journal.state, burst=1.0, now=1e9)
+    found = read_history(journal.state, burst=1.0)
     assert found.interruptions == () and found.planned == 1 and found.uptime == 90.0
 
 

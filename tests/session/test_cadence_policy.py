@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -25,6 +27,7 @@ from durable_core.session.cadence import (
     model,
     timetable,
 )
+from durable_core.session.cadence.history import History, Interruption
 from durable_core.session.cadence.policy import MEASURING_STEPS, TierNeed, decide_tiers
 
 WIDE = Cadence(max_seconds=1e9)
@@ -282,13 +285,13 @@ class Ranks:
         self.broadcasts = 0
         self.meters = [Meter() for _ in self.SPEED]
         self.pacers = [
-            Pacer(cadence, meter, self._say if rank == 0 else lambda value: self._word)
+            Pacer(cadence, meter, self._say if rank == 0 else lambda decision: self._word)
             for rank, meter in enumerate(self.meters)
         ]
 
-    def _say(self, value: Any) -> Any:
-        self._word, self.broadcasts = value, self.broadcasts + 1
-        return value
+    def _say(self, decision: Callable[[], Any]) -> Any:
+        self._word, self.broadcasts = json.loads(json.dumps(decision())), self.broadcasts + 1
+        return self._word
 
     def train(self, steps: int, step_seconds: float, first: int = 1, commit_every: int = 1) -> list[int]:
         saves: list[int] = []
@@ -350,5 +353,39 @@ def test_a_budget_is_kept_within_twenty_steps() -> None:
 
 
 def test_a_run_that_goes_on_keeps_to_the_multiples() -> None:
-    pacer = Pacer(Cadence(10), Meter(), lambda value: pytest.fail("asked"))
+    pacer = Pacer(Cadence(10), Meter(), lambda decision: pytest.fail("asked"))
     assert [step for step in range(34, 52) if pacer.due(step) and pacer.saved(step, None) is None] == [40, 50]
+
+
+def test_what_was_lived_through_before_and_now_is_believed() -> None:
+    """A run that was interrupted often saves often; one that goes on untroubled saves less and less."""
+
+    def last_gap(history: History | None, steps: int) -> int:
+        meter = Meter()
+        pacer = Pacer(Cadence(max_seconds=1e6), meter, lambda decision: decision(), history=history)
+        saves, stall = [0, 0], 0.0
+        for step in range(1, steps):
+            meter.stepped(1.0 + stall)
+            stall = 0.0
+            if pacer.due(step):
+                saves, stall = [saves[1], step], 1.0
+                meter.staged(stall)
+                meter.persisted(1.0)
+                pacer.saved(step, step)
+        return saves[1] - saves[0]
+
+    troubled = History(3600.0, tuple(Interruption(float(i)) for i in range(20)))
+    assert last_gap(troubled, 500) < last_gap(None, 500) / 3
+    assert last_gap(None, 100_000) > 2 * last_gap(None, 500)
+
+
+def test_the_coordinator_tells_why() -> None:
+    meter = Meter()
+    pacer = Pacer(Cadence(max_seconds=1e6), meter, lambda decision: decision())
+    meter.stepped(1.0)
+    assert pacer.due(2) is False and pacer.due(3) is True
+    meter.staged(2.0)
+    announced = pacer.saved(3, None)
+    assert announced is not None and announced.since == 5
+    assert pacer.decided is not None and announced.reason == pacer.decided.reason
+    assert "exact optimum for C=2 s" in announced.reason

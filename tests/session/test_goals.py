@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from durable_core.errors import UsageError
 from durable_core.session import goals
+from durable_core.session.cadence import Limits
 from durable_core.session.goals import Figures, Goal, feasible
 from durable_core.types import Traits
 
@@ -211,3 +212,15 @@ def test_names_without_traits_and_homes_that_are_no_tier_are_refused() -> None:
         verdict(home="floppy")
     with pytest.raises(UsageError):
         Figures(1, 0.0)
+
+
+def test_failures_are_recovered_from_the_fastest_tier_that_is_left() -> None:
+    rates = goals.failure_rates({"process": 4.0, "host": 2.0, "cluster": 0.5, "region": 9.0}, TIERS)
+    assert rates == {"memory": 4.0, "peer": 2.0, "disk": 0.0, "remote": 0.5}
+
+
+def test_a_tier_keeps_the_tightest_recovery_point_of_the_goals_it_meets() -> None:
+    asked = (Goal("process", rpo_steps=3), Goal("process", rpo_steps=2), Goal("cluster", rpo_seconds=90.0))
+    found = verdict(*asked)
+    assert Limits.of(found.goals_of("memory"), slots=3) == Limits(3, {}, {"process": 2})
+    assert Limits.of(found.goals_of("remote")) == Limits(2, {"cluster": 90.0}, {})

@@ -87,6 +87,16 @@ def serving(domain: str, tiers: Mapping[str, Traits]) -> str | None:
     return next((name for name, traits in tiers.items() if outlives(traits, domain)), None)
 
 
+def failure_rates(by_domain: Mapping[str, float], tiers: Mapping[str, Traits]) -> dict[str, float]:
+    """``Lambda_i``: the rate of the failures that each tier recovers, from the rate of each domain."""
+    rates = dict.fromkeys(tiers, 0.0)
+    for domain, rate in by_domain.items():
+        name = serving(domain, tiers)
+        if name is not None:
+            rates[name] += rate
+    return rates
+
+
 # --- feasibility -----------------------------------------------------------------------------
 
 
@@ -140,6 +150,10 @@ class Verdict:
     @property
     def feasible(self) -> bool:
         return all(finding.met for finding in self.findings)
+
+    def goals_of(self, tier: str) -> tuple[Goal, ...]:
+        """The goals that ``tier`` meets: its cadence has to keep their recovery points."""
+        return tuple(finding.goal for finding in self.findings if finding.tier == tier)
 
     def explain(self) -> str:
         """A paragraph for each goal, the unmet ones first."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from durable_core.commit.state import RunState
 from durable_core.errors import UsageError
@@ -20,6 +20,9 @@ DOMAIN_OF_CLASS: Mapping[str, str] = {"F2": "host", "F3": "cluster", "F17": "hos
 
 #: What is believed of an interruption before any was seen: which domain it takes, as shares of one failure.
 PRIOR_SHARES: Mapping[str, float] = {"process": 0.7, "host": 0.25, "cluster": 0.05}
+
+#: Seconds after an interruption within which another is the same incident, unless D + R has been measured.
+BURST_S = 300.0
 
 #: 1 % point of ``exponential_misfit`` (M. A. Stephens, JASA 69, 1974, table 1.3), and the fewest gaps it is
 #: asked about.
@@ -45,14 +48,18 @@ class History:
     gaps: tuple[float, ...] = ()
     planned: int = 0
 
+    def lived(self, seconds: float) -> History:
+        """After so much more training without an interruption."""
+        return replace(self, uptime=self.uptime + seconds)
 
-def read_history(state: RunState, *, burst: float, now: float | None = None) -> History:
+
+def read_history(state: RunState, *, burst: float = BURST_S) -> History:
     """The interruptions that the journal of a run tells of.
 
     Every generation that another one replaced was interrupted, unless it ended the run or drained as planned
     with a commit of the step it drained at. Interruptions within ``burst`` seconds (the D + R window) of one
     that counts are the same incident. A generation was up from its start to its last commit or failure: a
-    lower bound, so that downtime is never counted as uptime. ``now`` extends the one that lives.
+    lower bound, so that downtime is never counted as uptime.
     """
     seen: dict[int, float] = {}
     committed: dict[int, int] = {}
@@ -70,10 +77,9 @@ def read_history(state: RunState, *, burst: float, now: float | None = None) -> 
     uptime, counted_at, planned = 0.0, 0.0, 0
     for life in state.lives:
         g = life.generation
-        living = not life.ended and g == state.generation
-        last = max(seen.get(g, life.began), now if living and now is not None else life.began)
+        last = max(seen.get(g, life.began), life.began)
         uptime += max(0.0, last - life.began)
-        if living:
+        if g == state.generation and not life.ended:
             continue
         if life.ended or (life.drain_step is not None and committed.get(g, -1) >= life.drain_step):
             planned += 1

@@ -26,7 +26,7 @@ class Figures:
 
     ``step``: median without stalls. ``stall``: median, with the wait for other writers. ``interference``:
     per save. ``persist``: p95 from staged to committed. ``lag_p50``/``lag_p99``: from the boundary to the
-    commit. ``completed``: the fraction of the saves that were committed.
+    commit. ``completed``: the fraction of the saves that were committed. ``uptime``: trained in this session.
     """
 
     step: float | None = None
@@ -36,6 +36,7 @@ class Figures:
     lag_p50: float | None = None
     lag_p99: float | None = None
     completed: float = 1.0
+    uptime: float = 0.0
 
     @property
     def cost(self) -> float | None:
@@ -64,10 +65,12 @@ class Meter:
         self._writing = False  # at some time since the last boundary
         self._held = 0.0
         self._count = 0
+        self._uptime = 0.0
 
     def stepped(self, seconds: float, steps: int = 1) -> None:
         """``seconds`` passed between two boundaries that are ``steps`` apart."""
         with self._lock:
+            self._uptime += max(0.0, seconds)
             each = max(0.0, seconds - self._held) / max(1, steps)
             self._step.append(each)
             (self._disturbed if self._writing else self._calm).append(each)
@@ -117,6 +120,7 @@ class Meter:
                 lag_p50=quantile(self._lag, 0.5),
                 lag_p99=quantile(self._lag, 0.99),
                 completed=sum(self._completed) / len(self._completed) if self._completed else 1.0,
+                uptime=self._uptime,
             )
 
     def _interference(self) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from durable_core.errors import UsageError
 from durable_core.session.cadence.history import Rate
 from durable_core.session.cadence.meter import Figures
 from durable_core.session.cadence.model import METHODS, Method, nested
+from durable_core.session.goals import Goal
 
 #: Steps between saves until a step, and for ``auto`` C, has been measured.
 MEASURING_STEPS = 2
@@ -77,6 +78,18 @@ class Limits:
     slots: int = 2
     rpo_seconds: Mapping[str, float] = field(default_factory=dict)
     rpo_steps: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, goals: Iterable[Goal], *, slots: int = 2) -> Limits:
+        """The recovery points of the ``goals`` that this tier meets; the tightest of a domain."""
+        seconds: dict[str, float] = {}
+        steps: dict[str, int] = {}
+        for goal in goals:
+            if goal.rpo_seconds is not None:
+                seconds[goal.domain] = min(goal.rpo_seconds, seconds.get(goal.domain, math.inf))
+            if goal.rpo_steps is not None:
+                steps[goal.domain] = min(goal.rpo_steps, steps.get(goal.domain, goal.rpo_steps))
+        return cls(slots, seconds, steps)
 
 
 UNBOUNDED = Limits()

@@ -85,11 +85,11 @@ class Timetable:
 
 def opening(
     step: int, interval: Interval, *, fixed: bool, multiples: Mapping[str, int] | None = None
-) -> Timetable:
-    """The first timetable of a session that starts at ``step``; ``fixed``: saves fall on multiples of the
-    interval whatever the session started at."""
+) -> Schedule:
+    """The first schedule of a session that starts at ``step``; ``fixed``: saves fall on multiples of the
+    interval wherever the session started."""
     start = 0 if fixed else step + interval.steps
-    return Timetable(Schedule(start, interval.steps, interval.reason, multiples=multiples or {}))
+    return Schedule(start, interval.steps, interval.reason, multiples=multiples or {})
 
 
 def change(
