@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from durable_core.errors import CodecError, UsageError
 from durable_core.format.coverage import cover
-from durable_core.state.staging import buffer as buffers
 from durable_core.state.slices import flat_begin, split
 from durable_core.state.staging import Slot, SlotPool, Staged
+from durable_core.state.staging import buffer as buffers
 from durable_core.types import CrashPoint, SliceKey
 
 

@@ -146,8 +146,10 @@ def encode_seal(seal: Seal) -> bytes:
         }
     )
     if len(head) > MAX_HEAD or len(seal.ledger) > MAX_LEDGER:
-        sizes = f"{len(head)} bytes (at most {MAX_HEAD}) and {len(seal.ledger)} of ledger (at most {MAX_LEDGER})"
-        raise UsageError(f"a seal of {sizes}", hint="commit more often, or keep less in the documents")
+        raise UsageError(
+            f"a seal of {len(head)} + {len(seal.ledger)} (ledger) bytes, beyond {MAX_HEAD} + {MAX_LEDGER}",
+            hint="commit more often, or keep less in the documents",
+        )
     return _PREFIX.pack(len(head)) + head + seal.ledger
 
 

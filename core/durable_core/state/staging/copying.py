@@ -40,7 +40,7 @@ class Copy:
         self._whole = thread.submit(self._wait_devices) if parts else self._host
 
     def hold(self) -> None:
-        """Until the host's tensors are copied, or failed to be; current streams of devices wait for theirs."""
+        """Until the host's tensors are copied, or failed to be; devices' current streams wait for theirs."""
         self._host.exception()
         for part in self._parts:
             part.hold_stream()

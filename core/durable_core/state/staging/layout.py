@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from durable_core.errors import CodecError, FormatError
+from durable_core.format.parts import slice_fault
 from durable_core.format.shard import ITEMSIZE
 from durable_core.state.dtypes import TO_NAME
 from durable_core.state.slices import SLICE_BYTES, flat_begin, split
@@ -84,6 +85,8 @@ class Layout:
         begin = 0
         for info in infos:
             piece, name = info.slice, info.slice.key
+            if fault := slice_fault(info):
+                raise FormatError(key, f"slice of {name!r} {fault}")
             if name not in placed:
                 nbytes = math.prod(info.global_shape) * ITEMSIZE[info.dtype]
                 placed[name] = Placed(info.dtype, info.global_shape, begin, nbytes)

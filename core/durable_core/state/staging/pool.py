@@ -33,7 +33,7 @@ _pools: weakref.WeakSet[SlotPool] = weakref.WeakSet()
 
 
 class Slot:
-    """The right to stage once into one buffer: used up by ``stage`` or ``fill``, handed back by ``cancel``."""
+    """The right to stage once into one buffer: used up by ``stage`` or ``fill``, or handed back."""
 
     def __init__(self, pool: SlotPool, buffer: Buffer) -> None:
         self._pool = pool
