@@ -80,9 +80,13 @@ class Source(Protocol):
 
 
 class TierSource:
-    """The objects of a place. The first look at an object is remembered: one instance for one restore."""
+    """The objects of a place. The first look at an object is remembered: one instance for one restore.
 
-    def __init__(self, place: Place) -> None:
+    ``look_first=False``: also of objects that are damaged elsewhere, or have the wrong length.
+    """
+
+    def __init__(self, place: Place, *, look_first: bool = True) -> None:
+        self._look_first = look_first
         self.name = place.name
         self.volatile = place.traits.volatile
         self._tier = place.tier
@@ -91,8 +95,8 @@ class TierSource:
 
     def offers(self, stored: Stored, objects: Objects) -> bool:
         info = objects.get(stored.extent.object)
-        if info is None:
-            return False
+        if info is None or not self._look_first:
+            return info is not None
         with self._locks.setdefault(info.key, threading.Lock()):
             if info.key not in self._judged:
                 self._judged[info.key] = object_fault(self._tier, info)

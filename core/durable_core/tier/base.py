@@ -30,6 +30,8 @@ class Tier(ABC):
 
     #: a URL or path for people and error messages; holds no secret
     location: str
+    #: whether a reader, and a death in the middle of ``replace_object``, finds the old object or the new
+    replaces_atomically = False
 
     @abstractmethod
     def get(self, key: str, *, limit: int = DEFAULT_LIMIT) -> bytes:
@@ -68,6 +70,14 @@ class Tier(ABC):
 
         A part is done with before the next is asked for, so that a generator may reuse its buffer.
         Keys of objects are unique: one that is already there is left alone, and a ``UsageError``."""
+
+    def replace_object(self, key: str, parts: Iterable[Buffer]) -> int:
+        """As ``write_object``, in place of what has this name: for repairing a damaged object. Bytes.
+
+        Nothing is there in between, unless the tier ``replaces_atomically``; then ``parts`` may even read it.
+        """
+        self.delete(key)
+        return self.write_object(key, parts)
 
     @abstractmethod
     def delete(self, key: str) -> None:

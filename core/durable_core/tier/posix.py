@@ -45,6 +45,8 @@ class PosixTier(Tier):
     written, not yet fsynced). ``direct``: large objects go past the page cache where the disk allows.
     """
 
+    replaces_atomically = True
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -124,10 +126,13 @@ class PosixTier(Tier):
         return nbytes
 
     def put(self, key: str, data: Buffer) -> None:
+        self._replace(self._path(key), [data])
+
+    def replace_object(self, key: str, parts: Iterable[Buffer]) -> int:
         path = self._path(key)
-        with self._temporary() as (fd, tmp):
-            self._write(fd, tmp, [data])
-            self._name(path, fd, lambda: self._rename(tmp, path))
+        nbytes = self._replace(path, parts, large=True)
+        self._sync_name(path)
+        return nbytes
 
     def delete(self, key: str) -> None:
         # Not made durable: an object that reappears after a loss of power is collected again.
@@ -206,11 +211,20 @@ class PosixTier(Tier):
             nbytes = self._write(fd, tmp, parts, large=large)
             created = self._name(path, fd, lambda: self._link(fd, tmp, path))
         if created:
-            try:
-                self._sync_directory(path.parent)
-            except OSError as error:
-                raise InDoubt(f"{path} is visible, but its directory was not synced: {error}") from error
+            self._sync_name(path)
         return created, nbytes
+
+    def _replace(self, path: Path, parts: Iterable[Buffer], *, large: bool = False) -> int:
+        with self._temporary() as (fd, tmp):
+            nbytes = self._write(fd, tmp, parts, large=large)
+            self._name(path, fd, lambda: self._rename(tmp, path))
+        return nbytes
+
+    def _sync_name(self, path: Path) -> None:
+        try:
+            self._sync_directory(path.parent)
+        except OSError as error:
+            raise InDoubt(f"{path} is visible, but its directory was not synced: {error}") from error
 
     def _write(self, fd: int, tmp: Path, parts: Iterable[Buffer], *, large: bool = False) -> int:
         file = DirectFile(fd) if large and self._direct and on_a_block_device(fd) else BufferedFile(fd)

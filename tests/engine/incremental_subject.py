@@ -1,0 +1,77 @@
+"""A run on a real tier with real staging, saved step by step; every checkpoint can be read back and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from durable_core.clock import SystemClock
+from durable_core.commit.claim import claim_generation, create_run
+from durable_core.commit.journal import EMPTY
+from durable_core.commit.request import Known, SaveOutcome, SaveRequest
+from durable_core.commit.save import save_coordinator
+from durable_core.engine import restore
+from durable_core.engine.performer import Performer
+from durable_core.engine.staged import StagedShard
+from durable_core.state import tree
+from durable_core.state.staging import SlotPool, Staged
+from durable_core.tier.base import Tier
+from durable_core.types import Promise
+
+SHA = "sha256:" + "0" * 64
+
+
+class Run:
+    """``keep_previous``: whether the slot of the last save is still there to compare with."""
+
+    def __init__(self, tier: Tier, *, keep_previous: bool = True, twins: bool = False) -> None:
+        self.tier, self.twins, self.keep_previous = tier, twins, keep_previous
+        self.performer = Performer(tier, SystemClock())
+        how = {"run_id": "run", "spec": {}, "spec_digest": SHA, "seed": 1, "promise": Promise.BITWISE}
+        view = self.performer.run(create_run(EMPTY, launch_id="L1", **how))
+        self.claim = self.performer.run(claim_generation(view, launch_id="L1", members=("dp0",)))
+        self.view = self.claim.view
+        self.pool = SlotPool(2)
+        self.known: Known | None = None
+        self.last: tuple[Staged, StagedShard] | None = None
+        self.step = 0
+
+    def save(self, state: Mapping[str, Tensor]) -> SaveOutcome:
+        """Saves ``{"state": state}`` as the next step."""
+        self.step += 1
+        slot = self.pool.acquire()
+        assert slot is not None
+        flat = tree.flatten(dict(state), prefix="state")
+        staged = slot.stage(flat.tensors)
+        source = StagedShard(staged, "dp0", None if self.last is None else self.last[1])
+        request = SaveRequest(
+            role="dp0", roles=("dp0",), token=self.claim.token, run_id="run", step=self.step,
+            documents={"state": flat.doc, "role": tree.flatten({}, prefix="roles/dp0").doc}, cursor=None,
+            spec_digest=SHA, promise=Promise.BITWISE, slices=staged.slices, known=self.known,
+            twins=self.twins,
+        )  # fmt: skip
+        outcome = self.performer.with_source(source).run(save_coordinator(self.view, request))
+        if self.last is not None:
+            self.last[0].release()
+        self.last = (staged, source) if self.keep_previous else None
+        if not self.keep_previous:
+            staged.release()
+        self.view, self.known = outcome.view, outcome.known
+        return outcome
+
+    def read(self, c: int) -> dict[str, Tensor]:
+        info = self.view.state.checkpoints[c]
+        state = restore.read(self.tier, info.manifest, info.manifest_digest, "dp0").state
+        assert isinstance(state, dict)
+        return state
+
+    def close(self) -> None:
+        if self.last is not None:
+            self.last[0].release()
+        self.pool.close(remove=True)
+
+
+def same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
