@@ -7,8 +7,8 @@ import torch
 from incremental_subject import Run, same
 
 from durable_core.commit import reuse
-from durable_core.commit.collect import retire, sweep
 from durable_core.commit.claim import mark_corrupt
+from durable_core.commit.collect import retire, sweep
 from durable_core.commit.journal import replay
 from durable_core.commit.retention import Retention
 from durable_core.engine import verify

@@ -133,11 +133,11 @@ def _given_up(
 ) -> dict[str, str]:
     """Objects not worth keeping, with the reason.
 
-    What is patched already counts as in use, for it will most likely be patched again; what changed for
-    the first time does not.
+    What may be patched counts as in use. Whether it is patched only its writer knows; if it was written whole
+    after all, the next save sees that its old bytes are dead.
     """
     live: Counter[str] = Counter()
-    for piece in (*kept, *(piece for piece in patchable if piece.patches)):
+    for piece in (*kept, *patchable):
         for extent in piece.extents:
             live[extent.object] += extent.nbytes
     sizes = {info.key: info.nbytes - info.header_bytes for info in manifest.objects}

@@ -57,10 +57,9 @@ class Attempt:
 def write_part(walk: Walk, attempt: Attempt, watch: Watch) -> Program[tuple[Receipt, Base | None]]:
     """Offer, shard, ledger segment, receipt: all durable when this returns. With the base, if any."""
     request, name = attempt.request, attempt.name
-    base = yield from read_base(attempt)
+    base = yield from _worthwhile((yield from read_base(attempt)))
     alone = len(request.roles) == 1
-    if alone and request.slices is not None and not (yield from _worth_planning(base)):
-        base = None
+    if alone and base is None and request.slices is not None:
         written = yield from _write(attempt, request.slices, {})
         offered: tuple[SliceInfo, ...] = yield Describe()  # hashed while it was being written
         found = {info.slice: info for info in offered}
@@ -115,13 +114,14 @@ def read_base(attempt: Attempt) -> Program[Base | None]:
     return Base(manifest, parent.manifest_digest, info.c, info.distrusted, attempt.request.twins)
 
 
-def _worth_planning(base: Base | None) -> Program[bool]:
-    """Whether to hash first and write what changed, rather than write everything and hash meanwhile."""
+def _worthwhile(base: Base | None) -> Program[Base | None]:
+    """``base``, unless nearly everything has changed: then nothing of it is referred to, so that old objects
+    are not held for a few bytes, and a single writer can write at once and hash meanwhile."""
     if base is None:
-        return False
+        return None
     pieces = tuple(piece for entry in base.manifest.tensors.values() for piece in entry.slices)
     unchanged: float = yield Estimate(pieces)
-    return unchanged >= WORTH_PLANNING
+    return base if unchanged >= WORTH_PLANNING else None
 
 
 def _write(

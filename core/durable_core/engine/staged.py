@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -59,15 +59,20 @@ class StagedShard:
     """``ShardSource`` over a staged slot. ``own`` maps a key given to this role alone
     (``roles/dp1/state/x``, stored because replicas differ) back to the staged key (``state/x``).
 
-    ``previous``: the shard of the parent's save, where its slot still holds its bytes; of slices that changed
-    only here and there, patches are then written. It must not be released before ``write`` has returned.
+    ``previous``: the shard of the parent's save, while its slot still holds its bytes; of slices that changed
+    only here and there, patches are then written. ``compared`` is called when its bytes are not looked at
+    any more; until then, or the end of the save, its slot must not be released.
     """
 
-    def __init__(self, staged: Staged, role: str, previous: StagedShard | None = None) -> None:
+    def __init__(
+        self, staged: Staged, role: str, previous: StagedShard | None = None,
+        compared: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self._staged = staged
         self._own = f"roles/{role}/"
         self._infos: dict[SliceKey, Future[SliceInfo]] = {}
         self._previous = previous
+        self._compared = compared
 
     def describe(self) -> tuple[SliceInfo, ...]:
         """Digests of every staged slice, sorted as the slices are."""
@@ -100,6 +105,8 @@ class StagedShard:
     ) -> WrittenShard:  # fmt: skip
         """Header, then the slices' bytes straight from the slot; hashing goes on meanwhile."""
         parts = [self._part(piece, patchable.get(piece)) for piece in slices]
+        self._previous = None
+        self._compared()
         header, begins = shard.layout([self._entry(*pair) for pair in zip(slices, parts, strict=True)])
         self._start_hashing(self._staged.slices)
         order = shard.write_order(begins, [part.nbytes for part in parts])
@@ -181,9 +188,10 @@ def _spread(
     """Some of ``keys``, spread evenly, of at most ``budget`` bytes together but at least one."""
     stride = max(1, len(keys) // 16)
     chosen: list[SliceKey] = []
-    for key in sorted(keys[::stride], key=lambda key: pieces[key].info.nbytes):
-        budget -= pieces[key].info.nbytes
-        if chosen and budget < 0:
-            break
+    for key in sorted(keys[::stride], key=lambda key: -pieces[key].info.nbytes):
+        nbytes = pieces[key].info.nbytes
+        if chosen and nbytes > budget:
+            continue
         chosen.append(key)
+        budget -= nbytes
     return tuple(chosen)
