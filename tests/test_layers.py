@@ -72,6 +72,7 @@ ONLY_IN = {
     "click": ("durable_core.cli",),
     "rich": ("durable_core.cli",),
     "pytest": ("durable_core.testing",),
+    "aiobotocore": ("durable_core.tier.remote",),
     "aiohttp": ("durable_core.tier.remote",),
     "botocore": ("durable_core.tier.remote",),
     "fsspec": ("durable_core.tier.remote",),
@@ -94,6 +95,7 @@ TORCH_FREE = (
     "durable_core.format",
     "durable_core.commit",
     "durable_core.tier",
+    "durable_core.state.snapshots",
     "durable_core.cli",
 )
 

@@ -13,7 +13,16 @@ pytest.importorskip("obstore", reason="the s3 extra is not installed")
 
 from remote_servers import BUCKET, CREDENTIALS, WEED, FaultProxy, raw_client, start_weed
 
+from durable_core.clock import SystemClock
 from durable_core.tier.remote import RemoteOptions, RemoteTier, open_remote
+from durable_core.tier.remote.client import ObjectClient
+from durable_core.tier.remote.options import MIN_PART, parse
+
+
+class Hasty(SystemClock):
+    def sleep(self, seconds: float) -> None:
+        """Nothing: no test waits for a pause to pass."""
+
 
 _numbers = itertools.count()
 
@@ -56,11 +65,18 @@ def moto() -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture
-def proxy(weed: str) -> Iterator[FaultProxy]:
+@pytest.fixture(scope="session")
+def standing_proxy(weed: str) -> Iterator[FaultProxy]:
     proxy = FaultProxy(weed)
     yield proxy
     proxy.close()
+
+
+@pytest.fixture
+def proxy(standing_proxy: FaultProxy) -> Iterator[FaultProxy]:
+    """In front of SeaweedFS, without a fault to begin with."""
+    yield standing_proxy
+    standing_proxy.clear()
 
 
 @pytest.fixture
@@ -73,12 +89,26 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def open_at(prefix: str) -> Callable[..., RemoteTier]:
-    """A tier at an endpoint, under this test's own prefix; impatient unless told otherwise."""
+@pytest.fixture(scope="session")
+def clients() -> dict[tuple[str, str, RemoteOptions], ObjectClient]:
+    """Making one takes a while (botocore reads its models), and they know nothing of prefixes."""
+    return {}
 
-    def open_(endpoint: str, *, bucket: str = BUCKET, **options: Any) -> RemoteTier:
-        options = {"timeout": 10.0, "patience": 20.0, "part_bytes": 5 * 2**20, **options}
-        return open_remote(f"s3://{bucket}/{prefix}", RemoteOptions(endpoint=endpoint, **options))
+
+@pytest.fixture
+def open_at(
+    prefix: str, clients: dict[tuple[str, str, RemoteOptions], ObjectClient]
+) -> Callable[..., RemoteTier]:
+    """A tier at an endpoint, under this test's own prefix; it does not pause between attempts."""
+
+    def open_(endpoint: str, *, bucket: str = BUCKET, **given: Any) -> RemoteTier:
+        url = f"s3://{bucket}/{prefix}"
+        options = RemoteOptions(
+            **{"endpoint": endpoint, "timeout": 10.0, "patience": 20.0, "part_bytes": MIN_PART, **given}
+        )
+        which = (endpoint, bucket, options)
+        if which not in clients:
+            clients[which] = open_remote(url, options, clock=Hasty()).client
+        return RemoteTier(clients[which], parse(url)[0], options, clock=Hasty())
 
     return open_

@@ -4,6 +4,7 @@ in front of either (``FaultProxy``), and small ones that ignore what they are as
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import os
 import shutil
@@ -86,6 +87,7 @@ def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
     return False
 
 
+@functools.cache
 def raw_client(endpoint: str) -> Any:
     """The S3 API itself, to prepare and inspect what the tier should not be able to."""
     import botocore.session
@@ -135,6 +137,7 @@ class FaultProxy:
         self._thread.start()
         self.rules: list[Rule] = []
         self.log: list[Seen] = []
+        self.answered = 0
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def add(self, act: str, **more: object) -> Rule:
@@ -204,6 +207,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
             if rule is not None and rule.act == "drop-answer":
                 self.reset()
                 return
+            proxy.answered += 1  # only ever read as a bound
             self.answer(status, headers, body, cut=rule is not None and rule.act == "cut-answer")
 
     return Handler
@@ -216,7 +220,7 @@ class _Quiet(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def handle_one_request(self) -> None:
-        with contextlib.suppress(ConnectionError, TimeoutError):  # the client went away
+        with contextlib.suppress(ConnectionError, TimeoutError, ValueError):  # the client went away, or we
             super().handle_one_request()
 
     def answer(self, status: int, headers: list[tuple[str, str]], body: bytes, *, cut: bool = False) -> None:

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from remote_servers import BUCKET
 
 from durable_core.testing.tier_contract import TierContract
-from durable_core.tier.remote import RemoteOptions, RemoteTier
-from durable_core.tier.remote.client import ObjectClient
-from durable_core.tier.remote.options import Place
-
-
-@pytest.fixture(scope="module")
-def clients() -> dict[tuple[str, str], ObjectClient]:
-    """Making one takes a while (botocore reads its models), and they know nothing of prefixes."""
-    return {}
+from durable_core.tier.remote import RemoteTier
 
 
 class Remote(TierContract):
@@ -24,18 +15,8 @@ class Remote(TierContract):
     backend: str
 
     @pytest.fixture
-    def tier(
-        self,
-        request: pytest.FixtureRequest,
-        clients: dict[tuple[str, str], ObjectClient],
-        open_at: Callable[..., RemoteTier],
-        prefix: str,
-    ) -> RemoteTier:
-        which = self.server, self.backend
-        if which not in clients:
-            endpoint = request.getfixturevalue(self.server)
-            clients[which] = open_at(endpoint, backend=self.backend).client
-        return RemoteTier(clients[which], Place("s3", BUCKET, f"{prefix}/"), RemoteOptions())
+    def tier(self, request: pytest.FixtureRequest, open_at: Callable[..., RemoteTier]) -> RemoteTier:
+        return open_at(request.getfixturevalue(self.server), backend=self.backend)
 
 
 class OnWeed(Remote):

@@ -33,6 +33,7 @@ _BY_CODE = {
     "NotImplemented": Kind.INVALID,
     "ContainerNotFound": Kind.NO_BUCKET,
     "PreconditionFailed": Kind.EXISTS,
+    "BlobAlreadyExists": Kind.EXISTS,
     "ConditionalRequestConflict": Kind.CONFLICT,
     "OperationAborted": Kind.CONFLICT,
     "InvalidRange": Kind.RANGE,
@@ -94,9 +95,10 @@ class Refusal(Exception):
         self.said = said
 
     @classmethod
-    def of(cls, status: int | None, code: str, otherwise: str = "no answer") -> Refusal:
-        said = " ".join(str(part) for part in (status, code) if part) or otherwise
-        return cls(classify(status, code), said)
+    def of(cls, status: int | None, code: str, named: Kind | None = None) -> Refusal:
+        """``named``: what the client itself takes the answer for. The code says more, the status less."""
+        said = " ".join(str(part) for part in (status, code) if part)
+        return cls(named if named and code not in _BY_CODE else classify(status, code), said)
 
 
 def tier_error(what: str, refusal: Refusal) -> TierError:

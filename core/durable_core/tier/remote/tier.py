@@ -123,15 +123,13 @@ class RemoteTier(Tier):
                 return True
             except Refusal as refusal:
                 failure = refusal
-            if failure.kind is Kind.EXISTS and doubt is None:
-                return False
             if failure.kind is Kind.LOST:
                 doubt = failure
             if failure.kind not in AGAIN:
                 break
-        if doubt is None:
+        if doubt is None and (failure is None or failure.kind is not Kind.EXISTS):
             raise self._error(f"create {key}", failure)
-        return self._is_ours(key, path, mark, doubt)
+        return self._is_ours(key, path, mark, doubt or failure)
 
     def put(self, key: str, data: Buffer) -> None:
         path, body = self._path(key), bytes(byte_view(data))
@@ -179,8 +177,12 @@ class RemoteTier(Tier):
 
     # --- parts of these ----------------------------------------------------------------------
 
-    def _is_ours(self, key: str, path: str, mark: str, doubt: Refusal) -> bool:
-        """After a lost answer: whether what stands there is this call's; ``InDoubt`` when nothing does."""
+    def _is_ours(self, key: str, path: str, mark: str, doubt: Refusal | None) -> bool:
+        """Whether what stands there is this call's; ``InDoubt`` when nothing does.
+
+        Asked after a lost answer, and whenever something is there already: what lies between us and
+        the store (an HTTP library, a gateway) may have repeated the request by itself.
+        """
         try:
             return self._read(key, lambda: self._head(path)).mark == mark
         except (TierError, ObjectNotFoundError) as error:
@@ -216,8 +218,10 @@ class RemoteTier(Tier):
         try:
             return self.client.head(path)
         except Refusal as refusal:
-            if refusal.kind is Kind.ABSENT:
-                self.client.get(path, 0)  # only a GET says whether it is the object or the bucket
+            if refusal.kind in (Kind.ABSENT, Kind.INVALID):
+                self.client.get(
+                    path, 0
+                )  # a refused HEAD has no body that says why: which of the two is absent?
             raise
 
     def _fill(self, key: str, path: str, offset: int, out: memoryview) -> None:
@@ -307,29 +311,30 @@ def open_remote(
     no client is installed, ``TierDenied`` when the credentials asked for are not to be had.
     """
     place, chosen = parse(url, options)
+    clock = clock or SystemClock()
     try:
-        return RemoteTier(_client(place, chosen), place, chosen, clock=clock, reached=reached)
+        return RemoteTier(_client(place, chosen, clock), place, chosen, clock=clock, reached=reached)
     except Refusal as refusal:
         raise tier_error(place.location, refusal) from refusal
 
 
-def _client(place: Place, options: RemoteOptions) -> ObjectClient:
+def _client(place: Place, options: RemoteOptions, clock: Clock) -> ObjectClient:
     backend = options.backend or ("obstore" if find_spec("obstore") or place.scheme != "s3" else "s3fs")
     if backend == "s3fs" and place.scheme != "s3":
         raise UsageError(f"s3fs does not speak {place.scheme}://", hint="leave the backend to obstore")
     try:
         if backend == "s3fs":
-            return _s3fs(place, options)
+            return _s3fs(place, options, clock)
         from durable_core.tier.remote.via_obstore import ObstoreClient
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"{place.scheme}:// roots need {error.name}", hint="pip install 'durable-training[s3]'"
         ) from error
     lists = place.scheme == "s3" and find_spec("s3fs") is not None
-    return ObstoreClient(place, options, (lambda: _s3fs(place, options)) if lists else None)
+    return ObstoreClient(place, options, clock, (lambda: _s3fs(place, options, clock)) if lists else None)
 
 
-def _s3fs(place: Place, options: RemoteOptions) -> ObjectClient:
+def _s3fs(place: Place, options: RemoteOptions, clock: Clock) -> ObjectClient:
     from durable_core.tier.remote.via_s3fs import S3fsClient
 
-    return S3fsClient(place, options)
+    return S3fsClient(place, options, clock)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import obstore
 from obstore import exceptions, store
 
-from durable_core.clock import SystemClock
+from durable_core.clock import Clock
 from durable_core.errors import UnsupportedError
 from durable_core.tier.remote.answers import Kind, Refusal
 from durable_core.tier.remote.client import MARK, Head, Listed, ObjectClient, Upload
@@ -22,6 +22,8 @@ from durable_core.tier.remote.options import MIB, Place, RemoteOptions
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
+Provider = Callable[[], dict[str, Any]]
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -39,15 +41,20 @@ class ObstoreClient:
     name = "obstore"
 
     def __init__(
-        self, place: Place, options: RemoteOptions, uploads: Callable[[], ObjectClient] | None = None
+        self,
+        place: Place,
+        options: RemoteOptions,
+        clock: Clock,
+        uploads: Callable[[], ObjectClient] | None = None,
     ) -> None:
         """``uploads`` makes a client that can list unfinished uploads; obstore cannot."""
         self.checksum = "sha256 of the payload, signed" if place.scheme == "s3" else ""
         self._options = options
         self._make_uploads = uploads
         self._listing: ObjectClient | None = None
-        self._control = _open(place, options, options.timeout, retries=0)
-        self._parts = _open(place, options, options.part_timeout, retries=options.attempts - 1)
+        credentials = _credentials(options, clock) if place.scheme == "s3" else None
+        self._control = _open(place, options, credentials, options.timeout, retries=0)
+        self._parts = _open(place, options, credentials, options.part_timeout, retries=options.attempts - 1)
 
     def create(self, path: str, body: bytes, mark: str) -> None:
         with _refusals():
@@ -131,11 +138,12 @@ def refusal_of(error: Exception) -> Refusal:
     if status is None and named is None:
         trouble = http[1] if http else type(error).__name__
         return Refusal(Kind.UNREACHED if trouble == "Connect" else Kind.LOST, trouble)
-    refusal = Refusal.of(int(status[1]) if status else None, code[1] if code else "", type(error).__name__)
-    return refusal if named is None or refusal.kind is Kind.NO_BUCKET else Refusal(named, refusal.said)
+    return Refusal.of(int(status[1]) if status else None, code[1] if code else "", named)
 
 
-def _open(place: Place, options: RemoteOptions, timeout: float, *, retries: int) -> ObjectStore:
+def _open(
+    place: Place, options: RemoteOptions, credentials: Provider | None, timeout: float, *, retries: int
+) -> ObjectStore:
     common: dict[str, Any] = {
         "client_options": {
             "timeout": timedelta(seconds=timeout),
@@ -156,12 +164,12 @@ def _open(place: Place, options: RemoteOptions, timeout: float, *, retries: int)
         return store.from_url(f"{place.scheme}://{place.bucket}", **common)
     if options.region:
         common["region"] = options.region
-    if (provider := _credentials(options)) is not None:
-        common["credential_provider"] = provider
+    if credentials is not None:
+        common["credential_provider"] = credentials
     return store.S3Store(place.bucket, **common)
 
 
-def _credentials(options: RemoteOptions) -> Callable[[], Any] | None:
+def _credentials(options: RemoteOptions, clock: Clock) -> Provider | None:
     """The chain that botocore knows (profiles, SSO, roles), where it is installed and has any.
 
     obstore's own chain is the environment and the instance; what it finds there needs no help.
@@ -183,11 +191,9 @@ def _credentials(options: RemoteOptions) -> Callable[[], Any] | None:
         return None
 
     def provide() -> dict[str, Any]:
-        from datetime import datetime, timezone
-
         frozen = found.get_frozen_credentials()
         # asked again in good time: botocore itself knows when to renew
-        expires = datetime.fromtimestamp(SystemClock().now(), timezone.utc) + timedelta(minutes=5)
+        expires = datetime.fromtimestamp(clock.now(), timezone.utc) + timedelta(minutes=5)
         return {
             "access_key_id": frozen.access_key, "secret_access_key": frozen.secret_key,
             "token": frozen.token, "expires_at": expires,

@@ -18,12 +18,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import crc32c
+from aiobotocore.httpsession import AIOHTTPSession
+from aiohttp import ClientConnectorError
 from aiohttp import ClientError as HttpError
 from botocore import exceptions
 from fsspec.asyn import sync
 from s3fs import S3FileSystem
 
-from durable_core.clock import Clock, SystemClock
+from durable_core.clock import Clock
 from durable_core.errors import UsageError
 from durable_core.tier.remote.answers import AGAIN, Kind, Refusal, backoff
 from durable_core.tier.remote.client import MARK, Head, Listed, Upload
@@ -33,7 +35,6 @@ T = TypeVar("T")
 Parts = list[dict[str, Any]]
 
 _FAILURES = (exceptions.BotoCoreError, exceptions.ClientError, HttpError, OSError, asyncio.TimeoutError)
-_UNREACHED = (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError)
 _UNSIGNED = (
     exceptions.NoCredentialsError,
     exceptions.PartialCredentialsError,
@@ -43,19 +44,31 @@ _UNSIGNED = (
 )
 
 
+class _SentOnce(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no type information
+    """aiohttp sends a PUT again by itself when the connection breaks, and reports only what came of the
+    second: a refusal would pass for "not applied" though the first may have been. It is to say so instead.
+    """
+
+    async def _get_session(self, proxy_url: str | None) -> Any:
+        session = await super()._get_session(proxy_url)
+        session._retry_connection = False
+        return session
+
+
 class S3fsClient:
     name = "s3fs"
     checksum = "crc32c"
 
-    def __init__(self, place: Place, options: RemoteOptions, clock: Clock | None = None) -> None:
+    def __init__(self, place: Place, options: RemoteOptions, clock: Clock) -> None:
         self._bucket = place.bucket
         self._options = options
-        self._clock = clock or SystemClock()
+        self._clock = clock
         config: dict[str, Any] = {
             "connect_timeout": options.connect_timeout,
             "read_timeout": options.timeout,
             "retries": {"total_max_attempts": 1},
             "max_pool_connections": 32,
+            "http_session_cls": _SentOnce,
             "request_checksum_calculation": "when_required",  # ours is there already
         }
         if options.endpoint:
@@ -241,9 +254,15 @@ def refusal_of(error: BaseException) -> Refusal:
             status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             code = str(cause.response.get("Error", {}).get("Code", ""))
             return Refusal.of(status, code if code.isidentifier() else "")
-        if isinstance(cause, _UNREACHED):
+        if isinstance(cause, exceptions.ConnectTimeoutError) or _never_connected(cause):
             return Refusal(Kind.UNREACHED, type(cause).__name__)
         if isinstance(cause, _UNSIGNED):
             return Refusal(Kind.DENIED, type(cause).__name__)
         cause = cause.__cause__
     return Refusal(Kind.LOST, type(error).__name__)
+
+
+def _never_connected(error: BaseException) -> bool:
+    """botocore's ``EndpointConnectionError`` also stands for a connection that broke half way through."""
+    inner = error.kwargs.get("error") if isinstance(error, exceptions.BotoCoreError) else None
+    return isinstance(inner, ClientConnectorError)
