@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import shutil
 import socket
 import struct
@@ -38,6 +39,7 @@ from durable_core.tier.peer.frames import (
     greet_as_agent,
     greet_as_client,
 )
+from durable_core.tier.peer.seals import digest
 from durable_core.tier.peer.secret import Secret, find_secret, make_secret, read_secret, write_secret
 from durable_core.tier.peer.tls import agent_context, client_context
 
@@ -225,6 +227,29 @@ def test_a_request_that_means_nothing_is_answered_with_an_error(
     assert made.receive().header["error"] in ("usage", "corrupt")
     made.send({"op": "room"})
     assert "error" not in made.receive().header  # and the conversation goes on
+
+
+@pytest.mark.parametrize(
+    "first", [{"op": "room"}, {"op": "delete", "key": KEY}, {"op": "hello", "run": "../x", "generation": 1}]
+)
+def test_nothing_is_done_for_a_client_that_has_not_said_who_it_is(
+    agent: agents.Agent, first: dict[str, object]
+) -> None:
+    made = channel(agent.address, hello=False)
+    made.send(first)
+    assert "error" in made.receive().header
+    assert is_closed(made.stream.sock)
+
+
+@pytest.mark.parametrize("header", [b"{}", b"[]", b"nonsense", b'{"a":1,"a":2}', b"\xff", b"[" * 3000])
+def test_a_header_of_a_holder_of_the_secret_is_believed_no_more(agent: agents.Agent, header: bytes) -> None:
+    made, stream = recorded(agent)
+    signed = PREFIX.pack(b"dpf1", len(header), 0, 1) + header + digest(b"", made._seed)
+    stream.sock.sendall(signed + hmac.digest(made._send_key, signed, "sha256"))
+    if header == b"{}":
+        assert made.receive().header["error"] == "corrupt"
+    else:
+        assert is_closed(stream.sock)
 
 
 # --- strangers who take their time ---------------------------------------------------------

@@ -1,9 +1,9 @@
 """L3. The agent: one process per host that keeps objects of other hosts in shared memory.
 
-One thread per connection and blocking sockets: a transfer is a few system calls of a megabyte, all of
-which release the interpreter, and that moves more bytes per second than an event loop. What a stranger
-can hold is bounded: connections that have not proved the secret are few, short-lived, and give way to
-newer ones; nothing is allocated on their word.
+One thread per connection and blocking sockets: publishing a file blocks, which would hold up everyone on
+an event loop, and asyncio's streams took nearly twice the processor time of ``recv_into`` for the same
+bytes. What a stranger can hold is bounded: connections that have not proved the secret are few,
+short-lived, and give way to newer ones; nothing is allocated on their word.
 """
 
 from __future__ import annotations
@@ -103,17 +103,26 @@ class Agent:
                 # Closed, or out of descriptors: then the wait gives connections time to end.
                 self._closing.wait(0.1)
                 continue
-            with contextlib.suppress(OSError):
-                self._welcome(sock)
+            self._welcome(sock)
 
     def _welcome(self, sock: socket.socket) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._tls is not None:
-            sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        self._guests.arrive(sock)
-        thread = threading.Thread(target=self._serve, args=(sock,), name="peer-client", daemon=True)
-        self._threads.add(thread)
-        thread.start()
+        thread: threading.Thread | None = None
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            self._guests.arrive(sock)
+            thread = threading.Thread(target=self._serve, args=(sock,), name="peer-client", daemon=True)
+            self._threads.add(thread)
+            thread.start()
+        except (OSError, RuntimeError):  # it is gone already, or there can be no more threads
+            self._leave(sock, thread)
+
+    def _leave(self, sock: socket.socket, thread: threading.Thread | None) -> None:
+        self._guests.leave(sock)
+        sock.close()
+        if thread is not None:
+            self._threads.discard(thread)
 
     def _serve(self, sock: socket.socket) -> None:
         try:
@@ -122,9 +131,7 @@ class Agent:
             with contextlib.suppress(ConnectionLost, FrameRefused, TierDenied, OSError):
                 self._talk(sock)
         finally:
-            self._guests.leave(sock)
-            sock.close()
-            self._threads.discard(threading.current_thread())
+            self._leave(sock, threading.current_thread())
 
     def _talk(self, sock: socket.socket) -> None:
         if self._tls is not None:

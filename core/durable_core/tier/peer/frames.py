@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from durable_core.clock import Clock
-from durable_core.errors import TierDenied, TierUnavailable
+from durable_core.errors import FormatError, TierDenied, TierUnavailable
 from durable_core.format import canonical
 from durable_core.format.fields import Fields
 from durable_core.tier.base import Buffer, byte_view
@@ -162,7 +162,10 @@ class Channel:
         signed, mac = prefix + rest[:-_MAC], rest[-_MAC:]
         if not hmac.compare_digest(hmac.digest(self._receive_key, signed, "sha256"), mac):
             raise FrameRefused(f"frame {number} was not made by a holder of the secret")
-        header = canonical.loads(rest[:header_bytes], key="frame", limit=MAX_HEADER)
+        try:
+            header = canonical.loads(rest[:header_bytes], key="header", limit=MAX_HEADER)
+        except FormatError as error:
+            raise FrameRefused(f"frame {number}: {error}") from error
         if not isinstance(header, dict):
             raise FrameRefused(f"the header of frame {number} is no object")
         self._received += 1

@@ -56,26 +56,27 @@ class Service:
 
     def run(self, *, idle: float) -> None:
         """Until the client leaves, or for ``idle`` seconds says nothing: raises ``ConnectionLost`` then."""
-        self._reply(self._channel.receive(), self._hello, "hello")
-        while True:
+        introduced = self._reply(self._channel.receive(), self._hello)
+        while introduced:
             frame = self._channel.receive(timeout=idle)
             if frame.header.get("op") == "write":
                 self._write(frame)
             else:
                 self._reply(frame, self._dispatch)
 
-    def _reply(
-        self, frame: Frame, answer: Callable[[Fields], Mapping[str, Any]], op: str | None = None
-    ) -> None:
-        if frame.nbytes or (op is not None and frame.header.get("op") != op):
-            raise FrameRefused("a request out of place")
+    def _reply(self, frame: Frame, answer: Callable[[Fields], Mapping[str, Any]]) -> bool:
+        """Whether the answer was not an error."""
+        if frame.nbytes:
+            raise FrameRefused("a request has no payload")
         try:
             header = answer(frame.fields())
         except (ConnectionLost, FrameRefused):
             raise
         except DurableError as error:
-            header = refusal(error)
+            self._channel.send(refusal(error))
+            return False
         self._channel.send(header)
+        return True
 
     def _dispatch(self, request: Fields) -> Mapping[str, Any]:
         op = request.text("op")
@@ -84,7 +85,8 @@ class Service:
         return self._answers[op](request)
 
     def _hello(self, request: Fields) -> Mapping[str, Any]:
-        request.any("op")
+        if request.text("op") != "hello":
+            raise UsageError("the first request of a connection is hello")
         run = self._store.run(request.text("run"))
         generation = request.count("generation")
         run.admit(generation)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import stat
 import threading
 from collections.abc import Iterable, Iterator
@@ -200,18 +199,18 @@ class RunStore:
 
     def delete(self, key: str, generation: int) -> None:
         with self._owned(generation):
-            freed = self._objects.stored(key)
-            self._objects.delete(key)
-            self._room.move(-pages(freed))
+            self._remove(key)
 
     def forget(self, generation: int) -> int:
         """Delete all objects of the run; the bytes freed. Its fence stays."""
         with self._owned(generation):
-            freed = sum(pages(self._objects.stored(key)) for key in self._objects.list(""))
-            with mapped(f"remove {self._directory}"), contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(self._directory)
-            self._room.move(-freed)
-            return freed
+            return sum(self._remove(key) for key in list(self._objects.list("")))
+
+    def _remove(self, key: str) -> int:
+        freed = pages(self._objects.stored(key))
+        self._objects.delete(key)
+        self._room.move(-freed)
+        return freed
 
     def opened(self, key: str) -> contextlib.AbstractContextManager[Kept]:
         return self._objects.opened(key)
