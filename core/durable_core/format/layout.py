@@ -30,7 +30,10 @@ _NONCE = re.compile(r"[0-9a-f]{8}")
 _JOURNAL_KEY = re.compile(r"journal/([0-9]{20})\.json")
 _NAME = r"g([0-9]{6})-c([0-9]{8})-([0-9a-f]{8})"
 _CHECKPOINT_KEY = re.compile(rf"(checkpoints|ledger)/{_NAME}/(.+)")
-_CHECKPOINT_FILE = re.compile(r"(offer|receipt)-(.+)\.json|(shard)-(.+)\.safetensors|(manifest)\.json")
+_CHECKPOINT_FILE = re.compile(
+    r"(offer|receipt)-(.+)\.json|(shard)-(.+)\.safetensors|(manifest)\.json|(copied)-[a-z]+-g[0-9]{6}-(.+)\.json"
+)
+_TIER = re.compile(r"[a-z]{1,32}")
 _SNAPSHOT_KEY = re.compile(r"snapshots/g([0-9]{6})-s([0-9]{12})/(.+)-([0-9a-f]{8})\.slot")
 _LEDGER_FILE = re.compile(r"(index)\.json|(.+)\.safetensors")
 
@@ -132,6 +135,12 @@ class CheckpointName:
     def receipt(self, role: str) -> str:
         return f"{self.prefix}receipt-{_role(role)}.json"
 
+    def copied(self, tier: str, generation: int, role: str) -> str:
+        """What ``role`` says, in the given generation, of the objects it copied to ``tier``."""
+        if not _TIER.fullmatch(tier):
+            raise UsageError(f"bad tier name {tier!r}", hint="lower-case letters, such as 'remote'")
+        return f"{self.prefix}copied-{tier}-g{_digits(generation, 6, 'generation')}-{_role(role)}.json"
+
     def ledger(self, role: str) -> str:
         return f"{self.ledger_prefix}{_role(role)}.safetensors"
 
@@ -147,8 +156,8 @@ def checkpoint_name(generation: int, c: int, op_id: str) -> CheckpointName:
 class ParsedKey:
     """What a key under ``checkpoints/`` or ``ledger/`` is.
 
-    ``what``: ``offer``, ``receipt``, ``shard``, ``manifest``, ``ledger`` or ``index``; ``role`` is
-    ``None`` for the last kind and for the manifest.
+    ``what``: ``offer``, ``receipt``, ``shard``, ``manifest``, ``copied``, ``ledger`` or ``index``;
+    ``role`` is ``None`` for the last kind and for the manifest.
     """
 
     name: CheckpointName
@@ -168,8 +177,8 @@ def parse_checkpoint_key(key: str) -> ParsedKey | None:
         what, role = ("index", None) if found and found[1] else ("ledger", found[2] if found else None)
     else:
         found = _CHECKPOINT_FILE.fullmatch(rest)
-        what = (found[1] or found[3] or found[5]) if found else ""
-        role = (found[2] or found[4]) if found else None
+        what = (found[1] or found[3] or found[5] or found[6]) if found else ""
+        role = (found[2] or found[4] or found[7]) if found else None
     if found is None or (role is not None and not is_role(role)):
         return None
     return ParsedKey(name, what, role)
