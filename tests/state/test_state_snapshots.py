@@ -216,6 +216,16 @@ def test_a_memory_tier_needs_two_slots(directory: Path) -> None:
         pool_in(directory, slots=1)
 
 
+def test_memory_does_not_grow_over_many_saves(directory: Path) -> None:
+    pool = pool_in(directory)
+    path = SlotMemory(RUN, directory=directory).path
+    sizes = set()
+    for step in range(1, 60):
+        save(pool, step).release()
+        sizes.add((pool.nbytes, *(file.stat().st_blocks for file in sorted(path.iterdir()))))
+    assert len(sizes) <= 2  # one slot after the first save, two from the second on
+
+
 def test_preparing_and_growing_leave_snapshots_as_they_are(directory: Path) -> None:
     pool = pool_in(directory)
     save(pool, 1).release()
@@ -231,7 +241,7 @@ def test_preparing_and_growing_leave_snapshots_as_they_are(directory: Path) -> N
 
 def one_slot(directory: Path) -> tuple[Snapshot, Path]:
     save(pool_in(directory), 1).release()
-    (snapshot,) = SlotMemory(RUN, directory=directory).sealed()
+    *_, snapshot = SlotMemory(RUN, directory=directory).sealed()
     return snapshot, snapshot.path
 
 
@@ -364,6 +374,23 @@ def test_wrong_bytes_are_refused_and_the_slot_is_empty_again(directory: Path) ->
     with pytest.raises(TierUnavailable):
         acquire(pool).fill(snapshot.seal, fail)
     assert pool.acquire() is not None and pool.acquire() is not None
+
+
+def test_an_owner_that_wakes_up_while_its_slot_is_copied_is_found_out_or_too_late(directory: Path) -> None:
+    snapshot, path = one_slot(directory)
+    pool = SlotPool(2, SlotMemory(RUN, directory=directory))
+
+    def read(offset: int, out: memoryview) -> None:
+        snapshot.read(offset, out)
+        overwrite(path, HEADER_BYTES, b"\xff" * (offset + 2 * len(out)))
+
+    with pytest.raises(DigestMismatchError):
+        acquire(pool).fill(snapshot.seal, read)
+    whole, _ = one_slot(directory)
+    staged = acquire(pool).fill(whole.seal, whole.read)
+    before = infos_of(staged)
+    overwrite(whole.path, HEADER_BYTES, b"\xff" * whole.seal.nbytes)
+    assert infos_of(staged) == before
 
 
 def test_a_seal_whose_slices_are_not_whole_tensors_is_refused(directory: Path) -> None:

@@ -29,13 +29,11 @@ class Room:
     free: int
 
 
-def rooms(directory: Path, *, proc: Path = _PROC, cgroup: Path = _CGROUP) -> list[Room]:
-    """Every limit that memory in ``directory`` (a tmpfs) counts against."""
-    found = [
-        Room(f"the file system at {directory}", _statvfs_free(directory)),
-        *_machine(proc),
-        *_groups(proc, cgroup),
-    ]
+def rooms(directory: Path | None, *, proc: Path = _PROC, cgroup: Path = _CGROUP) -> list[Room]:
+    """Every limit that memory in ``directory`` (a tmpfs; ``None``: anonymous memory) counts against."""
+    found = [*_machine(proc), *_groups(proc, cgroup)]
+    if directory is not None:
+        found.append(Room(f"the file system at {directory}", _statvfs_free(directory)))
     return sorted(found, key=lambda room: room.free)
 
 

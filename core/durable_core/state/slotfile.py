@@ -166,9 +166,9 @@ def _create(base: Path, run_id: str) -> tuple[Path, int, int]:
     lock, or the lock would outlive the owner.
     """
     while True:
-        path = private_directory(base, run_id) / f"{secrets.token_hex(8)}{SUFFIX}"
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
+            path = private_directory(base, run_id) / f"{secrets.token_hex(8)}{SUFFIX}"
             descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
         except FileNotFoundError:  # a collector removed the directory, which was empty
             continue

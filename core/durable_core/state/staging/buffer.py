@@ -14,6 +14,7 @@ from torch import Tensor
 
 from durable_core.errors import UsageError
 from durable_core.format.seal import HEADER_BYTES, Seal, SlotState
+from durable_core.state import budget
 from durable_core.state.slotfile import SlotFile
 from durable_core.state.snapshots import SlotMemory
 from durable_core.state.staging.device import Pin
@@ -113,6 +114,7 @@ class Buffer:
 
 def _anonymous(nbytes: int) -> mmap.mmap:
     """Anonymous shared memory with every page present; ``UsageError`` when there is not enough."""
+    budget.require(nbytes, budget.rooms(None), what="staging")
     try:
         mapping = mmap.mmap(-1, nbytes)
         _fault(mapping)

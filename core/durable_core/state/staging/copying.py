@@ -68,11 +68,10 @@ class Copy:
         return None
 
     def _copy_host(self) -> None:
-        for _, destination, source in _chunks(self._pairs):
+        for _, destination, source in _chunks([pair for pair in self._pairs if not pair[2].is_cuda]):
             if self.cancelled:
                 break
-            if not source.is_cuda:
-                _copy_alone(destination, source)
+            _copy_alone(destination, source)
         if not self._keep and not self._parts:
             self.forget()
 
@@ -98,13 +97,17 @@ def copy_now(destinations: list[Tensor], sources: list[Tensor], streams: Streams
 
 
 def _chunks(pairs: list[Pair]) -> Iterator[Pair]:
+    """The same pairs in pieces of at most ``_CHUNK`` bytes, or of one row where a row has more."""
     for key, destination, source in pairs:
-        if destination.nbytes <= _CHUNK or not source.is_contiguous():
-            yield key, destination, source
+        to, live = destination, source.detach()
+        if live.is_contiguous():
+            to, live = to.view(-1), live.view(-1)
+        if to.nbytes <= _CHUNK:
+            yield key, to, live
             continue
-        to, live, step = destination.view(-1), source.detach().view(-1), _CHUNK // destination.itemsize
-        for begin in range(0, to.numel(), step):
-            yield key, to[begin : begin + step], live[begin : begin + step]
+        rows = max(1, _CHUNK * to.shape[0] // to.nbytes)
+        for begin in range(0, to.shape[0], rows):
+            yield key, to[begin : begin + rows], live[begin : begin + rows]
 
 
 def _copy_alone(destination: Tensor, source: Tensor) -> None:

@@ -153,6 +153,7 @@ class SlotPool:
                 self._free.remove(buffer)
             try:
                 buffer.prepare(layout, capacity)
+                buffer.views(layout)
             finally:
                 self.give_back(buffer)
 
