@@ -238,6 +238,7 @@ def test_until_a_change_begins_the_old_schedule_stands() -> None:
     assert timetable.change(Timetable(Schedule(0, 50)), 50, decide(Cadence(1), Figures())) == Schedule(
         52, 1, "every 1 steps", since=52
     )
+    assert timetable.change(table, 22, decide(Cadence(9), Figures())) is None  # one at a time
 
 
 def test_an_announcement_that_comes_late_is_refused() -> None:

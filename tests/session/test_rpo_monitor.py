@@ -93,6 +93,8 @@ def test_a_snapshot_that_not_all_have_sealed_is_none() -> None:
     assert watch.standing("process", 50.0).newest.step == 3
     watch.freed("memory", 3, "dp1")
     assert watch.standing("process", 50.0).tier is None
+    watch.sealed("memory", mark(3), "dp1")
+    assert watch.standing("process", 50.0).newest.step == 3
 
 
 def test_a_snapshot_before_the_newest_commit_cannot_be_adopted() -> None:
