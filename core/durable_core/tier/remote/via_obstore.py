@@ -162,6 +162,7 @@ def _open(
         common["endpoint"] = options.endpoint
     if place.scheme != "s3":
         return store.from_url(f"{place.scheme}://{place.bucket}", **common)
+    common["disable_bulk_delete"] = True  # one key is one DELETE, which every store knows
     if options.region:
         common["region"] = options.region
     if credentials is not None:
