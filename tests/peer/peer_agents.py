@@ -13,7 +13,8 @@ from typing import Any
 
 from durable_core.clock import SystemClock
 from durable_core.tier.peer.agent import Agent
-from durable_core.tier.peer.client import PeerTier, parse_address
+from durable_core.tier.peer.client import PeerTier
+from durable_core.tier.peer.connections import parse_address
 from durable_core.tier.peer.frames import Channel, Stream, greet_as_client
 from durable_core.tier.peer.seals import BLOCK
 from durable_core.tier.peer.secret import Secret

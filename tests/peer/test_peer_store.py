@@ -13,7 +13,8 @@ from peer_agents import BIG, KEY, OTHER_RUN, RUN, client, serving, shared_memory
 from durable_core.errors import TierFull, UsageError
 from durable_core.tier.peer import store as stores
 from durable_core.tier.peer.agent import Agent, Pace
-from durable_core.tier.peer.client import blocks_from, parse_address
+from durable_core.tier.peer.client import blocks_from
+from durable_core.tier.peer.connections import parse_address
 from durable_core.tier.peer.seals import BLOCK, stored_bytes
 from durable_core.tier.peer.store import pages
 

@@ -128,21 +128,24 @@ class Agent:
         try:
             # Whoever ends a connection, or sends what is no frame of it, gets no answer: nothing on it
             # could be believed any more.
-            with contextlib.suppress(ConnectionLost, FrameRefused, TierDenied, OSError):
+            with contextlib.suppress(ConnectionLost, FrameRefused, TierDenied):
                 self._talk(sock)
         finally:
             self._leave(sock, threading.current_thread())
 
     def _talk(self, sock: socket.socket) -> None:
         if self._tls is not None:
-            sock.settimeout(self._greeting)
-            sock.do_handshake()  # type: ignore[attr-defined]  # an SSLSocket, by _welcome
+            try:
+                sock.settimeout(self._greeting)
+                sock.do_handshake()  # type: ignore[attr-defined]  # an SSLSocket, by _welcome
+            except OSError as error:
+                raise ConnectionLost(f"no TLS: {error}") from error
         stream = Stream(sock, self._clock, self._greeting)
         channel = greet_as_agent(stream, self._secret, timeout=self._greeting)
         stream.timeout = self._transfer
         if not self._guests.admit(sock):
-            error = TierUnavailable(f"{MAX_CLIENTS} clients are connected already")
-            Service(channel, self.store, self._pace).refuse(error)
+            full = TierUnavailable(f"{MAX_CLIENTS} clients are connected already")
+            Service(channel, self.store, self._pace).refuse(full)
             return
         Service(channel, self.store, self._pace).run(idle=IDLE)
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from durable_core.clock import Clock, SystemClock
+from durable_core.clock import Clock
 from durable_core.errors import (
     DigestMismatchError,
     FormatError,
@@ -29,40 +26,16 @@ from durable_core.format import canonical, layout
 from durable_core.format.fields import Fields
 from durable_core.tier.base import DEFAULT_LIMIT, Buffer, Tier, byte_view
 from durable_core.tier.peer import replies
-from durable_core.tier.peer.frames import (
-    Channel,
-    ConnectionLost,
-    Frame,
-    FrameRefused,
-    Stream,
-    greet_as_client,
-)
-from durable_core.tier.peer.seals import (
-    BLOCK,
-    MAX_BLOCKS,
-    NONCE_BYTES,
-    Seal,
-    Sealer,
-    block_bytes,
-    span,
-)
+from durable_core.tier.peer.connections import CONNECT, TIMEOUT, Connections, Conversation
+from durable_core.tier.peer.frames import ConnectionLost, Frame, FrameRefused
+from durable_core.tier.peer.seals import BLOCK, MAX_BLOCKS, NONCE_BYTES, Seal, Sealer, block_bytes, span
 from durable_core.tier.peer.secret import Secret
-from durable_core.tier.peer.store import run_fault
 
 if TYPE_CHECKING:
     import ssl
 
-CONNECT, TIMEOUT = 5.0, 30.0
-_IDLE_CONNECTIONS = 2
+#: An agent that lists more than this is not believed.
 _MAX_KEYS = 1_000_000
-
-
-@dataclass
-class _Conversation:
-    """One exchange on a channel; only when it is ``over`` can the channel serve another."""
-
-    channel: Channel
-    over: bool = False
 
 
 class PeerTier(Tier):
@@ -87,33 +60,21 @@ class PeerTier(Tier):
         timeout: float = TIMEOUT,
         clock: Clock | None = None,
     ) -> None:
-        if fault := run_fault(run_id):
-            raise UsageError(f"bad run id {run_id!r}: {fault}")
-        if generation < 0:
-            raise UsageError(f"generation {generation} is negative")
-        self._where = parse_address(address)
-        self._hello = {"op": "hello", "run": run_id, "generation": generation}
-        self._secret, self._tls = secret, tls
+        self._connections = Connections(
+            address, run_id, generation, secret, tls=tls, connect=connect, timeout=timeout, clock=clock
+        )
         self._sealer = Sealer(secret, run_id)
-        self._connect_timeout, self._timeout = connect, timeout
-        self._clock = clock or SystemClock()
-        self._lock = threading.Lock()
-        self._idle: list[Channel] = []
-        self._owner = os.getpid()
-        self.location = f"peer://{address}/{run_id}"
+        self.location = self._connections.location
 
     def close(self) -> None:
         """Close the idle connections. The tier can be used again."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for channel in idle:
-            channel.stream.close()
+        self._connections.close()
 
     # --- reading ---------------------------------------------------------------------------
 
     def get(self, key: str, *, limit: int = DEFAULT_LIMIT) -> bytes:
         layout.check_key(key)
-        with self._conversation() as talk:
+        with self._connections.conversation() as talk:
             talk.channel.send({"op": "get", "key": key, "limit": limit})
             seal = self._seal(talk, key)
             if seal.size > limit:
@@ -135,7 +96,7 @@ class PeerTier(Tier):
         if offset < 0:
             raise UsageError(f"{key}: read at negative offset {offset}")
         target = byte_view(out)
-        with self._conversation() as talk:
+        with self._connections.conversation() as talk:
             talk.channel.send({"op": "read", "key": key, "begin": offset, "nbytes": len(target)})
             seal = self._seal(talk, key)
             if offset + len(target) > seal.size:
@@ -146,7 +107,7 @@ class PeerTier(Tier):
 
     def size(self, key: str) -> int:
         layout.check_key(key)
-        with self._conversation() as talk:
+        with self._connections.conversation() as talk:
             talk.channel.send({"op": "size", "key": key})
             seal = self._seal(talk, key)
             talk.over = True
@@ -155,7 +116,7 @@ class PeerTier(Tier):
     def list(self, prefix: str) -> Iterator[str]:
         layout.check_prefix(prefix)
         keys: list[str] = []
-        with self._conversation() as talk:
+        with self._connections.conversation() as talk:
             talk.channel.send({"op": "list", "prefix": prefix})
             while True:
                 frame = self._answer(talk, prefix)
@@ -205,7 +166,7 @@ class PeerTier(Tier):
 
     def room(self) -> tuple[int, int]:
         """Bytes the agent keeps, of all runs, and bytes it may keep."""
-        with self._conversation() as talk:
+        with self._connections.conversation() as talk:
             talk.channel.send({"op": "room"})
             fields = self._answer(talk, "").fields()
             talk.over = True
@@ -229,7 +190,7 @@ class PeerTier(Tier):
     def _write(self, key: str, parts: Iterable[Buffer], *, replace: bool, expected: int) -> tuple[bool, int]:
         """Whether it was stored, and its bytes. Leaving before the end is sent leaves nothing there."""
         layout.check_key(key)
-        with self._conversation() as talk:
+        with self._connections.conversation() as talk:
             talk.channel.send({"op": "write", "key": key, "replace": replace, "size": expected})
             digests: list[bytes] = []
             size = 0
@@ -249,7 +210,7 @@ class PeerTier(Tier):
             talk.over = True
             return stored, size
 
-    def _refused_early(self, talk: _Conversation, key: str) -> bool:
+    def _refused_early(self, talk: Conversation, key: str) -> bool:
         """The agent says no and goes on to wait for the rest: the connection ends here, instead of it."""
         try:
             return self._answer(talk, key).fields().flag("stored")
@@ -258,7 +219,7 @@ class PeerTier(Tier):
 
     def _change(self, request: Mapping[str, Any], key: str) -> Fields:
         """A request that changes something, in one frame."""
-        with self._conversation() as talk:
+        with self._connections.conversation() as talk:
             with self._in_doubt(f"{request['op']} {key}"):
                 talk.channel.send(request)
                 frame = talk.channel.receive()
@@ -276,17 +237,17 @@ class PeerTier(Tier):
 
     # --- answers ---------------------------------------------------------------------------
 
-    def _answer(self, talk: _Conversation, key: str) -> Frame:
+    def _answer(self, talk: Conversation, key: str) -> Frame:
         return self._checked(talk, talk.channel.receive(), key)
 
-    def _checked(self, talk: _Conversation, frame: Frame, key: str) -> Frame:
+    def _checked(self, talk: Conversation, frame: Frame, key: str) -> Frame:
         """The frame, unless it says an error, which is raised and ends the exchange."""
         if error := replies.heard(frame.header, key, self.location):
             talk.over = frame.nbytes == 0
             raise error
         return frame
 
-    def _seal(self, talk: _Conversation, key: str) -> Seal:
+    def _seal(self, talk: Conversation, key: str) -> Seal:
         """The first answer to a read: what the object is, as its writer sealed it."""
         frame = self._answer(talk, key)
         if frame.nbytes:
@@ -296,7 +257,7 @@ class PeerTier(Tier):
         return seal
 
     def _receive_blocks(
-        self, talk: _Conversation, key: str, seal: Seal, offset: int, out: memoryview
+        self, talk: Conversation, key: str, seal: Seal, offset: int, out: memoryview
     ) -> Iterator[memoryview]:
         """Fill ``out`` from byte ``offset``, part by part: whole blocks in place, others through a buffer."""
         indices = span(seal.size, offset, len(out))
@@ -311,7 +272,7 @@ class PeerTier(Tier):
         self._end_of_blocks(talk, key, len(indices))
 
     def _receive_block(
-        self, talk: _Conversation, key: str, seal: Seal, index: int, target: memoryview
+        self, talk: Conversation, key: str, seal: Seal, index: int, target: memoryview
     ) -> None:
         frame = self._answer(talk, key)
         fields = frame.fields()
@@ -322,60 +283,11 @@ class PeerTier(Tier):
         if fields.text("tag") != self._sealer.tag(seal, index, frame.digest).hex():
             raise DigestMismatchError(key, f"block {index} at {self.location} is not what was put there")
 
-    def _end_of_blocks(self, talk: _Conversation, key: str, count: int) -> None:
+    def _end_of_blocks(self, talk: Conversation, key: str, count: int) -> None:
         frame = self._answer(talk, key)
         if frame.nbytes or frame.fields().count("blocks") != count:
             raise FormatError(key, f"{self.location} goes on after the last of {count} blocks")
         talk.over = True
-
-    # --- connections -----------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _conversation(self) -> Iterator[_Conversation]:
-        talk = _Conversation(self._idle_channel() or self._connect())
-        try:
-            yield talk
-        finally:
-            with self._lock:
-                keep = talk.over and len(self._idle) < _IDLE_CONNECTIONS
-                if keep:
-                    self._idle.append(talk.channel)
-            if not keep:
-                talk.channel.stream.close()
-
-    def _idle_channel(self) -> Channel | None:
-        with self._lock:
-            if self._owner != os.getpid():  # forked: the connections are the parent's
-                self._owner, self._idle = os.getpid(), []
-            while self._idle:
-                channel = self._idle.pop()
-                if not channel.stream.readable():
-                    return channel
-                channel.stream.close()  # the agent ended it, or was restarted
-        return None
-
-    def _connect(self) -> Channel:
-        host, port = self._where
-        try:
-            sock = socket.create_connection((host, port), timeout=self._connect_timeout)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is not None:
-                sock = self._tls.wrap_socket(sock, server_hostname=host)
-        except OSError as error:
-            raise TierUnavailable(
-                f"cannot connect to {self.location}: {error.strerror or error}", hint="is its agent running?"
-            ) from error
-        stream = Stream(sock, self._clock, self._connect_timeout)
-        try:
-            channel = greet_as_client(stream, self._secret, self.location)
-            stream.timeout = self._timeout
-            channel.send(self._hello)
-            talk = _Conversation(channel)
-            self._answer(talk, "")
-        except BaseException:
-            stream.close()
-            raise
-        return channel
 
 
 def blocks_from(parts: Iterable[Buffer]) -> Iterator[memoryview]:
@@ -402,12 +314,3 @@ def blocks_from(parts: Iterable[Buffer]) -> Iterator[memoryview]:
                 held = 0
     if held:
         yield joined[:held]
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """``host:port`` or ``[v6]:port``; ``UsageError`` for anything else."""
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"{address!r} is no address of an agent", hint="write host:port")
-    return host, int(port)

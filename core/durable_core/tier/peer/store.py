@@ -109,7 +109,9 @@ class Kept:
 
     def block(self, begin: int, out: memoryview) -> None:
         """Fill ``out`` from byte ``begin`` of the object."""
-        if read_all(self.fd, begin, out) != len(out):
+        with mapped(f"read {self.key}"):
+            got = read_all(self.fd, begin, out)
+        if got != len(out):
             raise FormatError(self.key, "shorter than it was when it was opened")
 
     def tags(self, first: int, count: int) -> bytes:
