@@ -15,6 +15,7 @@ from durable_core.commit.journal import EMPTY, AppendInDoubt, replay
 from durable_core.commit.request import SaveAborted
 from durable_core.commit.save import save_coordinator, save_writer
 from durable_core.errors import Fenced, InDoubt, UsageError
+from durable_core.format.seal import Seal
 from durable_core.testing.sim import content
 
 PAIR = ("dp0", "dp1")
@@ -123,6 +124,20 @@ def test_a_copy_may_be_adopted_again_while_its_generation_committed_nothing():
 def test_no_memory_after_numeric_or_integrity_trouble(reason):
     assert reason in declined(both(), reason=reason)
     assert isinstance(choose(OLD, both(), reason="F1"), Adoption)
+
+
+def test_a_sight_is_what_a_seal_says():
+    infos = content.describe(content.slices_of(model_at(3), "dp1"))
+    seal = Seal("run", 3, "L1", "dp1", PAIR, 53, 6, 52, infos, {"documents": {"role": 1}}, b"rows")
+    seen = Sight.of(seal, alike=lambda key: key in ("state/w", "state/b"), source="slot 1")
+    (weight,) = (info for info in infos if info.slice.key == "state/w")
+    assert seen.digests.keys() == {"state/w[0]", "state/b[0]"} and seen.digests["state/w[0]"] == weight.xxh3
+    assert seen.source == "slot 1" and seen.adopted is None and (seen.head, seen.after) == (6, 52)
+    assert Sight.of(replace(seal, head=5, after=50), alike=lambda key: False).content == seen.content
+    copy = replace(seal, body={**seal.body, "adopted": 2})
+    assert Sight.of(copy, alike=lambda key: False).adopted == 2
+    for other in (replace(seal, infos=infos[1:]), replace(seal, body={"documents": {"role": 2}})):
+        assert Sight.of(other, alike=lambda key: False).content != seen.content
 
 
 # --- what was replaced, by the journal -------------------------------------------------------

@@ -17,7 +17,7 @@ The order of an adoption, and what a death after each part leaves:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from durable_core.commit.claim import Claim
@@ -28,6 +28,8 @@ from durable_core.commit.request import SaveAborted, SaveOutcome, SaveRequest
 from durable_core.commit.save import save_coordinator, save_writer
 from durable_core.commit.state import RunState
 from durable_core.errors import UsageError
+from durable_core.format import canonical, digests
+from durable_core.format.seal import Seal
 
 #: Failure classes (REQUIREMENTS 6.5) after which memory is believed no more than the weights in it:
 #: damaged checkpoint, non-finite or spiking loss, silent corruption.
@@ -57,6 +59,34 @@ class Sight:
     content: str = ""
     adopted: int | None = None
     source: str = ""
+
+    @classmethod
+    def of(cls, seal: Seal, *, alike: Callable[[str], bool], source: str = "") -> Sight:
+        """What ``seal`` says. ``alike``: whether the tensor of this key is the same on every replica, so that
+        a difference is a fault (parameters and optimizer state are; BatchNorm's buffers are not).
+
+        ``seal.body["adopted"]`` is set by whoever seals a copy: the generation that it is a copy of.
+        """
+        digest = {f"{info.slice.key}{list(info.slice.offsets)}": info.xxh3 for info in seal.infos}
+        whole = {"slices": digest, "documents": seal.body.get("documents")}
+        return cls(
+            run_id=seal.run_id,
+            generation=seal.generation,
+            launch_id=seal.launch_id,
+            role=seal.role,
+            roles=seal.roles,
+            step=seal.step,
+            head=seal.head,
+            after=seal.after,
+            digests={
+                name: xxh3
+                for (name, xxh3), info in zip(digest.items(), seal.infos, strict=True)
+                if alike(info.slice.key)
+            },
+            content=digests.xxh3(canonical.dumps(whole)),
+            adopted=seal.body.get("adopted"),
+            source=source,
+        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from durable_core.commit.journal import AppendInDoubt, View, replay
 from durable_core.commit.retention import Retention
 from durable_core.errors import FencedError, NoUsableCheckpoint, TierError
 from durable_core.format.record import Kind
-from durable_core.testing.invariants import Broken
+from durable_core.testing.sim.reading import Broken
 from durable_core.testing.sim.scripts import TRANSIENT, Host, read
 
 

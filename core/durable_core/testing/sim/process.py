@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from durable_core.commit.effects import Effect, Program
+from durable_core.errors import DurableError
 from durable_core.testing.sim.store import Write
 from durable_core.types import Token
 
@@ -26,6 +28,25 @@ class Script(Protocol):
     staged: Mapping[str, bytes]
 
     def run(self) -> Program[str]: ...
+
+
+Change = Callable[[Any], "Program[Any]"]
+
+
+def intercepted(change: Change, program: Program[Any]) -> Program[Any]:
+    """``program``, with each effect handed to ``change``, which performs it or something else."""
+    step: Callable[[], Any] = partial(next, program)
+    while True:
+        try:
+            effect = step()
+        except StopIteration as done:
+            return done.value
+        try:
+            answer = yield from change(effect)
+        except DurableError as error:
+            step = partial(program.throw, error)
+        else:
+            step = partial(program.send, answer)
 
 
 @dataclass

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from durable_core.commit import adopt, claim, collect, save
 from durable_core.commit.effects import Program
 from durable_core.commit.journal import EMPTY, View
-from durable_core.testing.sim.memory import Slot, reusable
+from durable_core.testing.sim.memory import Slot, newest_common, reusable
 from durable_core.testing.sim.process import Script
 from durable_core.testing.sim.store import SimStore
 
@@ -26,6 +26,7 @@ class MemoryRules:
     choose: Callable[..., adopt.Adoption | adopt.Declined] = adopt.choose
     adopt: Callable[..., Program[Any]] = adopt.adopt
     reusable: Callable[[Slot, int | None], bool] = reusable
+    common: Callable[[Sequence[Collection[int]]], int | None] = newest_common
     seals_early: bool = False
     copies: bool = True
     verifies: bool = True

@@ -77,7 +77,10 @@ class Weather:
 
 
 class World(Performing):
-    """See ``run``. ``violations`` is what went wrong, empty when nothing did."""
+    """See ``run``. ``violations`` is what went wrong, empty when nothing did. ``steady``: how many of the
+    starts have as many writers as the first."""
+
+    steady = 0.8
 
     def __init__(self, seed: int, subject: Subject | None = None, *, trace: bool = False) -> None:
         super().__init__()
@@ -89,7 +92,7 @@ class World(Performing):
         self.store = self.subject.store()
         self.store.appeared = self._appeared
         self.truth: View = self.subject.view
-        self.auditor = Auditor()
+        self.auditor = self._auditor()
         self.writers = self.chance.choice((1, 1, 2, 3))
         self.target = self.chance.randint(4, 8)
         self.every = self.chance.randint(1, 2)
@@ -180,16 +183,21 @@ class World(Performing):
         self._start_job(launch, takeover=chance.random() < 0.1)
 
     def _start_job(self, launch: str, *, takeover: bool = False, extends: bool = False) -> None:
-        writers = self.writers if self.chance.random() < 0.8 else self.chance.randint(1, 3)
+        writers = self.writers if self.chance.random() < self.steady else self.chance.randint(1, 3)
         roles = tuple(f"dp{i}" for i in range(writers))
-        job = Job(len(self.jobs), launch, roles, takeover, extends)
+        job = self._job(len(self.jobs), launch, roles, takeover, extends)
         self.jobs.append(job)
         self.trace(f"job {job.number} starts as {launch}")
         for role in roles:
-            script = Trainer(self, job, role) if role == roles[0] else Follower(self, job, role)
-            job.members.append(self._add(f"job{job.number}.{role}", script))
+            job.members.append(self._add(f"job{job.number}.{role}", self._script(job, role)))
         if writers > 1 and self.chance.random() < 0.3:
             self._add(f"job{job.number}.stray", Stray(self, job, "dp9"))
+
+    def _job(self, number: int, launch: str, roles: tuple[str, ...], takeover: bool, extends: bool) -> Job:
+        return Job(number, launch, roles, takeover, extends)
+
+    def _script(self, job: Job, role: str) -> Script:
+        return Trainer(self, job, role) if role == job.roles[0] else Follower(self, job, role)
 
     def _add(self, label: str, script: Script) -> Process:
         process = Process(len(self.processes), label, script, self.subject.wrap(script.run(), script))
@@ -209,11 +217,14 @@ class World(Performing):
         self.store.lose_power(self.chance)
         self._reread()
 
+    def _auditor(self) -> Auditor:
+        return Auditor()
+
     def _reread(self) -> None:
         """The past is what survived."""
         self.truth = self.subject.view
         violations = self.auditor.violations
-        self.auditor = Auditor()
+        self.auditor = self._auditor()
         while (data := self.store.get(layout.journal_key(self.truth.next_seq))) is not None:
             if not self._fold(data):
                 break
