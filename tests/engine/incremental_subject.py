@@ -1,4 +1,4 @@
-"""A run on a real tier with real staging, saved step by step; any checkpoint can be read back and compared."""
+"""A run on a real tier with real staging, saved step by step; any checkpoint is read back and compared."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from durable_core.errors import (
 )
 from durable_core.format import canonical, digests
 from durable_core.format.manifest import Manifest, check_digest, decode, encode, manifest_digest
-from durable_core.types import ObjectInfo, PlacedSlice
+from durable_core.types import Extent, ObjectInfo, PlacedSlice
 
 KEY = samples.NAME.manifest
 Change = Callable[[dict[str, Any]], None]
@@ -287,3 +287,75 @@ def test_ten_gigabytes_claimed_consistently_allocate_nothing() -> None:
         put("objects", 2, "nbytes", 4 * n + 10_000),
     )
     refused(manifest_of, lie, key=KEY, why="state_digest")
+
+
+# --- patches and twins ------------------------------------------------------------------------
+
+
+def _rich() -> Manifest:
+    """``state/w``'s first slice is a base in an old object and two patches; the frozen one has a twin."""
+    entries = dict(samples.MANIFEST.tensors)
+    own, old = samples.OBJECT0, samples.OLD_OBJECT
+    w0, w1 = entries["state/w"].slices
+    patches = (
+        Extent(old.key, 4_096 + 300, 40, digests.xxh3(b"p0")),
+        Extent(own.key, w0.begin, 24, digests.xxh3(b"p1")),
+    )
+    based = PlacedSlice(w0.info, old.key, 4_096 + 200, patches, digests.xxh3(b"base"))
+    (frozen,) = entries["state/frozen"].slices
+    twin = Extent(own.key, own.nbytes, 20, frozen.info.xxh3)
+    entries["state/w"] = dataclasses.replace(entries["state/w"], slices=(based, w1))
+    entries["state/frozen"] = dataclasses.replace(
+        entries["state/frozen"], slices=(dataclasses.replace(frozen, twin=twin),)
+    )
+    objects = (dataclasses.replace(own, nbytes=own.nbytes + 20), *samples.MANIFEST.objects[1:])
+    return dataclasses.replace(samples.MANIFEST, objects=objects, tensors=entries)
+
+
+def test_patches_and_twins_come_back_as_version_two() -> None:
+    data = encode(_rich())
+    assert manifest_of(data) == _rich() and json.loads(data)["v"] == 2
+    assert json.loads(encode(samples.MANIFEST))["v"] == 1
+    assert _rich().state_digest == samples.MANIFEST.state_digest, "where bytes lie is not content"
+
+
+def _first(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda document: document["tensors"][name]["slices"][0]
+
+
+WEIGHT, FROZEN = _first("state/w"), _first("state/frozen")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda d: d.update(v=1), "version 1 and reads like version 2"),
+        (lambda d: WEIGHT(d).pop("base_xxh3"), "base_xxh3"),
+        (lambda d: WEIGHT(d).pop("patches"), "unknown fields"),
+        (lambda d: WEIGHT(d).update(patches=[]), "0 patches"),
+        (lambda d: WEIGHT(d).update(patches=WEIGHT(d)["patches"] * 40), "80 patches"),
+        (lambda d: WEIGHT(d)["patches"][0].update(object=9), "lies in object 9"),
+        (lambda d: WEIGHT(d)["patches"][0].update(begin=0), "overlaps"),
+        (lambda d: WEIGHT(d)["patches"][0].update(nbytes=10**9), "beyond"),
+        (lambda d: WEIGHT(d)["patches"][0].update(xxh3="0"), "xxh3"),
+        (lambda d: WEIGHT(d)["patches"][1].update(nbytes=23), "gap"),
+        (lambda d: WEIGHT(d)["patches"][0].update(more=1), "unknown fields"),
+        (lambda d: WEIGHT(d).update(twin=FROZEN(d)["twin"]), "both patches and a twin"),
+        (lambda d: FROZEN(d)["twin"].update(nbytes=19), "no second copy"),
+        (lambda d: FROZEN(d)["twin"].update(xxh3="0" * 32), "no second copy"),
+        (lambda d: FROZEN(d)["twin"].update(object=2, begin=8_000), "no second copy"),
+        (lambda d: FROZEN(d).pop("twin"), "gap|accounted"),
+    ],
+)
+def test_lies_about_patches_and_twins(change: Callable[[dict[str, Any]], Any], why: str) -> None:
+    document = json.loads(encode(_rich()))
+    change(document)
+    refused(manifest_of, canonical.dumps(document), key=KEY, why=why)
+
+
+def test_any_value_in_the_wrong_place_of_a_rich_one() -> None:
+    for what, document in mutations(json.loads(encode(_rich()))):
+        try:
+            manifest_of(canonical.dumps(document))
+        except CorruptError as error:
+            assert error.key == KEY, what

@@ -22,6 +22,7 @@ from durable_core.format.receipt import (
     encode_offer,
     encode_receipt,
 )
+from durable_core.types import Extent, PlacedSlice
 
 OFFER_KEY = samples.NAME.offer("dp0")
 RECEIPT_KEY = samples.NAME.receipt("dp0")
@@ -151,3 +152,39 @@ def test_any_value_in_the_wrong_place_is_a_typed_error() -> None:
 def test_truncations_and_flips() -> None:
     survives_damage(offer_of, encode_offer(samples.OFFER), key=OFFER_KEY, stride=3)
     survives_damage(receipt_of, encode_receipt(samples.RECEIPT), key=RECEIPT_KEY, stride=7)
+
+
+def test_what_is_planned_on_a_base_is_version_two() -> None:
+    """A patch on an old object, and a second copy, as receipts tell of them."""
+    receipt = samples.RECEIPT
+    w0, empty = receipt.placed
+    (own,) = receipt.objects
+    old = samples.OLD_OBJECT.key
+    patch = Extent(own.key, w0.begin, 24, digests.xxh3(b"patch"))
+    patched = PlacedSlice(w0.info, old, 5_000, (patch,), digests.xxh3(b"base"))
+    frozen = samples.OLD_PLACED
+    twin = dataclasses.replace(frozen, twin=Extent(own.key, w0.begin + 24, 20, frozen.info.xxh3))
+    based = dataclasses.replace(
+        receipt,
+        placed=(patched, dataclasses.replace(empty, begin=w0.begin), twin),
+        objects=(dataclasses.replace(own, nbytes=own.nbytes + 20),),
+        base=samples.SHA,
+    )
+    data = encode_receipt(based)
+    assert receipt_of(data) == based and json.loads(data)["v"] == 2
+    refused(receipt_of, encode_receipt(dataclasses.replace(based, base=None)), key=RECEIPT_KEY, why="no base")
+    elsewhere = dataclasses.replace(
+        twin, twin=dataclasses.replace(twin.twin, object=samples.NAME.shard("dp1"))
+    )  # type: ignore[type-var]
+    stray = dataclasses.replace(based, placed=(*based.placed[:2], elsewhere))
+    refused(receipt_of, encode_receipt(stray), key=RECEIPT_KEY, why="not listed")
+    for what, document in mutations(json.loads(data)):
+        try:
+            receipt_of(canonical.dumps(document))
+        except CorruptError as error:
+            assert error.key == RECEIPT_KEY, what
+    offer = dataclasses.replace(samples.OFFER, base=samples.SHA)
+    assert offer_of(encode_offer(offer)) == offer and json.loads(encode_offer(offer))["v"] == 2
+    for spoilt in ({"base": None}, {"base": "x"}, {"v": 1}):
+        document = {**json.loads(encode_offer(offer)), **spoilt}
+        refused(offer_of, canonical.dumps(document), key=OFFER_KEY)

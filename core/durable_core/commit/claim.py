@@ -194,11 +194,13 @@ def mark_corrupt(
 ) -> Program[View]:
     """Record that checkpoint ``c`` failed verification; ``objects`` are the damaged keys.
 
-    Already marked or retired: nothing is appended. Raises as ``append``.
+    Marked already (for all of these objects) or retired: nothing is appended. Raises as ``append``.
     """
     view = yield from replay(view)
     info = view.state.checkpoints.get(c)
-    if info is not None and info.state in (CheckpointState.CORRUPT, CheckpointState.RETIRED):
+    if info is not None and info.state is CheckpointState.RETIRED:
+        return view
+    if info is not None and info.state is CheckpointState.CORRUPT and view.state.distrusted >= set(objects):
         return view
     payload = {"c": c, "reason": reason, "objects": list(objects)}
     try:

@@ -172,7 +172,7 @@ def _corrupt(state: RunState, record: Record) -> RunState:
         record,
         state=CheckpointState.CORRUPT,
         note=p.get("reason", ""),
-        corrupt_objects=tuple(p.get("objects", ())),
+        corrupt_objects=tuple(dict.fromkeys((*info.corrupt_objects, *p.get("objects", ())))),
         known_good=False,
     )
 

@@ -8,9 +8,11 @@ slice written although nothing changed, so that reuse stays bounded and no singl
   (``MAX_OWNERS``). Half an object must have been replaced before its rest is moved, so over time no more
   is moved than was changed, and what is stored is less than twice what is in use;
 * it has been kept for ``TWIN_AGE`` checkpoints: all retained ones will rest on that one copy. It gets a
-  *twin*, a second copy with the same digest, a fair share of the state (``UPKEEP_SHARE``) at each save.
+  *twin*, a second copy with the same digest, a fair share of the state (``TWIN_SHARE``) at each save.
 
-Everything is decided from the parent's manifest, the offers and the allocation, which all writers share.
+A changed slice may be written as a *patch* on what the parent has, until its patches are too many or too
+large (``MAX_PATCHES``, ``PATCHED_SHARE``). Everything is decided from the parent's manifest, the offers and
+the allocation, which all writers share.
 """
 
 from __future__ import annotations
@@ -29,11 +31,14 @@ LIVE_SHARE = 0.5
 MAX_OWNERS = 64
 #: Checkpoints after which a kept slice gets a second copy.
 TWIN_AGE = 4
-#: Of the state's bytes, what second copies may take at each save (one slice at least, now and then).
-UPKEEP_SHARE = 1 / 64
+#: Of the state's bytes, what second copies may take at each save.
+TWIN_SHARE = 1 / 64
 #: Patches of one slice, and the bytes of all of them in relation to the slice, before it is written whole.
-MAX_PATCHES = 24
-PATCHED_SHARE = 0.75
+MAX_PATCHES = 48
+PATCHED_SHARE = 0.9
+#: From half of that on a slice may be written whole before it must, so that not all must at once; of the
+#: state's bytes, what that may take at each save.
+WHOLE_SHARE = 1 / 20
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,8 @@ def reuse(stored: Iterable[SliceInfo], base: Base | None) -> Reuse:
         for key, piece in patchable.items()
         if not any(extent.object in given_up for extent in piece.extents)
     }
+    for key in _due_for_writing(patchable.values(), base, total):
+        del patchable[key]
     twins = _due_for_a_twin(kept.values(), base, total) if base.twins else frozenset()
     return Reuse(kept, twins, patchable, moved)
 
@@ -164,13 +171,31 @@ def _due_for_a_twin(kept: Iterable[PlacedSlice], base: Base, total: int) -> froz
         and base.c - owner(piece.object) >= TWIN_AGE
     ]  # fmt: skip
     lonely.sort(key=lambda p: (owner(p.object), p.info.slice.key, p.info.slice.offsets))
-    share = max(1, int(total * UPKEEP_SHARE))
+    return _fair_share(lonely, base.c, int(total * TWIN_SHARE))
+
+
+def _due_for_writing(patchable: Iterable[PlacedSlice], base: Base, total: int) -> frozenset[SliceKey]:
+    """Slices whose patches have become many or large, the worst first, as many as is fair."""
+    worn = [(wear, piece) for piece in patchable if (wear := _wear(piece)) > 0.5]
+    worn.sort(key=lambda pair: (-pair[0], pair[1].info.slice.key, pair[1].info.slice.offsets))
+    return _fair_share([piece for _, piece in worn], base.c, int(total * WHOLE_SHARE))
+
+
+def _wear(piece: PlacedSlice) -> float:
+    """How near a slice is to having to be written whole: 0 to 1."""
+    taken = sum(patch.nbytes for patch in piece.patches)
+    return max(len(piece.patches) / MAX_PATCHES, taken / max(1.0, piece.info.nbytes * PATCHED_SHARE))
+
+
+def _fair_share(pieces: Iterable[PlacedSlice], c: int, share: int) -> frozenset[SliceKey]:
+    """The first of ``pieces``, of ``share`` bytes together. One that is larger than that has its turn in as
+    many saves as it takes to earn it."""
     due: set[SliceKey] = set()
-    left = share
-    for piece in lonely:
+    left = max(1, share)
+    for piece in pieces:
         nbytes = piece.info.nbytes
-        # A slice larger than the share waits for its turn: on average it takes no more than the share.
-        if nbytes > left and not (not due and base.c * share // nbytes > (base.c - 1) * share // nbytes):
+        turn = not due and c * max(1, share) // nbytes > (c - 1) * max(1, share) // nbytes
+        if nbytes > left and not turn:
             break
         due.add(piece.info.slice)
         left -= nbytes
