@@ -1,8 +1,9 @@
-"""What a verified restore costs: from a warm disk, from memory, and beside what others do with the same bytes.
+"""What a verified restore costs: from a warm disk, from memory, and beside what others do.
 
-``--size-mib`` of tensors of 4 MiB lie in one shard. In each round, interleaved: a copy of the tensors in memory,
-``safetensors.load_file`` and a copy into live tensors, and ours (digests checked) from the disk and from memory, on
-one thread and on two, into live tensors and into fresh ones. Prints one JSON document of medians and ratios.
+``--size-mib`` of tensors of 4 MiB lie in one shard. In each round, turn about: a copy of the tensors in memory,
+``safetensors.load_file`` and a copy into live tensors, and ours (digests checked) from the disk and from
+memory, on one thread and on two, into live tensors and into fresh ones. Prints one JSON document of medians,
+bests and ratios; those of the bests say what the code can do on a machine that does other things too.
 
     python tests/bench/restore.py [--size-mib 1024] [--rounds 5] [--dir DIR]
 """
@@ -52,9 +53,7 @@ class Subject:
         self.manifest = self._write()
         pieces = [piece for entry in self.manifest.tensors.values() for piece in entry.slices]
         views = {key: memory.writable(tensor) for key, tensor in self.slot.items()}
-        self._views = {
-            (piece.info.slice, piece.info.xxh3): views[piece.info.slice.key] for piece in pieces
-        }
+        self._views = {(piece.info.slice, piece.info.xxh3): views[piece.info.slice.key] for piece in pieces}
 
     def _write(self) -> Manifest:
         views = {key: memory.writable(tensor) for key, tensor in self.slot.items()}
@@ -67,11 +66,23 @@ class Subject:
             piece = SliceKey(key, (0,) * len(shape), shape)
             info = SliceInfo(piece, "F32", shape, view.nbytes, digests.xxh3(view), "0" * 8)
             tensors[key] = TensorEntry("F32", shape, (PlacedSlice(info, KEY, begin),))
-        info = ObjectInfo(KEY, nbytes, len(header), digests.xxh3(header))
+        written = ObjectInfo(KEY, nbytes, len(header), digests.xxh3(header))
+        sha = "sha256:" + "0" * 64
         return Manifest(
-            "bench", 1, 0, 0, None, "sha256:" + "0" * 64, Promise.BITWISE, None, ("dp0",), (info,), tensors, {},
-            {"dp0": "sha256:" + "0" * 64},
-        )  # fmt: skip
+            "bench",
+            1,
+            0,
+            0,
+            None,
+            sha,
+            Promise.BITWISE,
+            None,
+            ("dp0",),
+            (written,),
+            tensors,
+            {},
+            {"dp0": sha},
+        )
 
     def disk(self) -> Sources:
         return Sources([TierSource(Place("disk", self.tier, Traits(frozenset())))])
@@ -123,15 +134,22 @@ def report(size_mib: int, rounds: int, directory: Path) -> dict[str, Any]:
             if not name.endswith("fresh") and not subject.whole():
                 raise SystemExit(f"{name} did not restore what was saved")
     median = {name: statistics.median(each) for name, each in seconds.items()}
-    copy, others = median["memcpy"], median["safetensors_load_file_and_copy"]
+    best = {name: min(each) for name, each in seconds.items()}
     return {
         "bytes": sum(tensor.nbytes for tensor in subject.live.values()),
         "seconds": median,
-        "ratios": {
-            "warm disk / safetensors load_file and copy (target 1)": median["disk_2_threads"] / others,
-            "memory / memcpy, one thread (target 1.7)": median["memory_1_thread"] / copy,
-            "memory / memcpy, two threads (target 1.3)": median["memory_2_threads"] / copy,
-        },
+        "best_seconds": best,
+        "ratios": ratios(median),
+        "best_ratios": ratios(best),
+    }
+
+
+def ratios(seconds: dict[str, float]) -> dict[str, float]:
+    copy, others = seconds["memcpy"], seconds["safetensors_load_file_and_copy"]
+    return {
+        "warm disk / safetensors load_file and copy (target 1)": seconds["disk_2_threads"] / others,
+        "memory / memcpy, one thread (target 1.7)": seconds["memory_1_thread"] / copy,
+        "memory / memcpy, two threads (target 1.3)": seconds["memory_2_threads"] / copy,
     }
 
 

@@ -5,7 +5,7 @@ A plain loop over ``--size-mib`` of parameters and AdamW state saves ``--saves``
 memory and a plain ``write + fsync`` of them to the same directory. Figures come as ratios to those.
 Prints one JSON document.
 
-    python tests/bench/save_path.py [--size-mib 1024] [--saves 4] [--dir DIR]
+    python tests/bench/save_path.py [--size-mib 1024] [--saves 4] [--dir DIR] [--only-write]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -26,6 +27,9 @@ import torch
 from torch import nn
 
 from durable_core import DurableSession
+from durable_core.engine.staged import StagedShard
+from durable_core.state.staging import SlotPool
+from durable_core.tier.posix import PosixTier
 
 MIB = 1 << 20
 NEVER = 1_000_000_000
@@ -104,6 +108,71 @@ class Machine:
         path.unlink()
 
 
+def cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def raw_write(path: Path, views: list[memoryview], flags: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flags, 0o600)
+    try:
+        for view in views:
+            for begin in range(0, len(view), 16 * MIB):
+                os.write(fd, view[begin : begin + 16 * MIB])
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    path.unlink()
+
+
+def writing(size_mib: int, rounds: int, base: Path) -> dict[str, Any]:
+    """One shard from a staged slot to the disk, turn about with the same bytes written raw."""
+    module, optimizer = state_of(size_mib)
+    tensors = {str(index): tensor for index, tensor in enumerate(tensors_of(module, optimizer))}
+    pool = SlotPool(1)
+    pool.prepare(tensors)
+    slot = pool.acquire()
+    assert slot is not None
+    staged = slot.stage(tensors)
+    whole = [view[: len(view) // 4096 * 4096] for view in staged.gather(staged.slices)]
+    tier, key = PosixTier(base / "shards"), "checkpoints/bench/shard-dp0.safetensors"
+
+    def ours() -> None:
+        source = StagedShard(staged, "dp0")
+        source.write(tier, key, staged.slices, {})
+        source.describe()  # the digests, made beside the write
+        tier.delete(key)
+
+    work: dict[str, Callable[[], None]] = {
+        "raw_direct": lambda: raw_write(base / "raw", whole, os.O_DIRECT),
+        "raw_buffered": lambda: raw_write(base / "raw", whole, 0),
+        "shard": ours,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    cpu: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(rounds):
+        for name, call in work.items():
+            before = cpu_s()
+            seconds[name].append(timed(call))
+            cpu[name].append(cpu_s() - before)
+    gb = staged.nbytes / 1e9
+    wall = {name: statistics.median(each) for name, each in seconds.items()}
+    used = {name: statistics.median(each) / gb for name, each in cpu.items()}
+    return {
+        "bytes": staged.nbytes,
+        "seconds": wall,
+        "best_seconds": {name: min(each) for name, each in seconds.items()},
+        "cpu_s_per_gb": used,
+        "ratios": {
+            "speed of a shard, digests included / raw O_DIRECT and fsync (target 0.8)": (
+                statistics.median(a / b for a, b in zip(seconds["raw_direct"], seconds["shard"], strict=True))
+            ),
+            "speed of a shard / buffered write and fsync": wall["raw_buffered"] / wall["shard"],
+            "cpu of a shard in s per GB (target 0.4)": used["shard"],
+        },
+    }
+
+
 def drop_cache(root: Path) -> None:
     """Ask the kernel to forget the files under ``root`` (they are clean: everything was fsynced)."""
     for path in root.rglob("*.safetensors"):
@@ -157,7 +226,9 @@ def restoring(size_mib: int, root: Path) -> dict[str, float]:
 
 
 def report(size_mib: int, saves: int, base: Path) -> dict[str, Any]:
+    written = writing(size_mib, saves, base)
     figures = saving(size_mib, saves, base)
+    figures["write"] = written
     root = Path(figures.pop("root"))
     for name, prepare in (("restore_hot_s", lambda _: None), ("restore_cold_s", drop_cache)):
         prepare(root)
@@ -172,10 +243,7 @@ def report(size_mib: int, saves: int, base: Path) -> dict[str, Any]:
         "durable_write_over_raw": figures["raw_write_fsync_s"] / figures["durable_lag_s"],
         "peak_extra_over_state": figures["peak_extra_mib"] / (figures["state_bytes"] / MIB),
     }
-    figures["rates_gib_per_s"] = {
-        name: gib / figures[key]
-        for name, key in RATES
-    }
+    figures["rates_gib_per_s"] = {name: gib / figures[key] for name, key in RATES}
     return figures
 
 
@@ -184,6 +252,7 @@ def main() -> None:
     parser.add_argument("--size-mib", type=int, default=1024)
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--dir", type=Path, help="on the disk to measure; default: the temporary directory")
+    parser.add_argument("--only-write", action="store_true", help="measure the writing of a shard, no run")
     parser.add_argument("--restore", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -191,6 +260,9 @@ def main() -> None:
         print(json.dumps(restoring(args.size_mib, args.restore)))
         return
     with tempfile.TemporaryDirectory(prefix="bench-", dir=args.dir) as scratch:
+        if args.only_write:
+            print(json.dumps(writing(args.size_mib, args.saves, Path(scratch)), indent=2))
+            return
         print(json.dumps(report(args.size_mib, args.saves, Path(scratch)), indent=2))
 
 
