@@ -1,6 +1,6 @@
 """What a verified restore costs: from a warm disk, from memory, and beside what others do.
 
-``--size-mib`` of tensors of 4 MiB lie in one shard. In each round, turn about: a copy of the tensors in memory,
+``--size-mib`` of tensors of 4 MiB lie in one shard. In each round, turn about: a copy of them in memory,
 ``safetensors.load_file`` and a copy into live tensors, and ours (digests checked) from the disk and from
 memory, on one thread and on two, into live tensors and into fresh ones. Prints one JSON document of medians,
 bests and ratios; those of the bests say what the code can do on a machine that does other things too.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -232,8 +233,7 @@ def test_slices_from_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 9, 17, 30])
-def test_a_patch_that_is_none(at: int) -> None:
-    """Even one whose digest is right: what a document says of it is not believed."""
+def test_a_damaged_patch_is_found(at: int) -> None:
     subject = checkpoint()
     disk = subject.place("disk")
     extent = subject.pieces()["state/rows"].patches[0]
@@ -241,3 +241,14 @@ def test_a_patch_that_is_none(at: int) -> None:
     with pytest.raises(CorruptError) as raised:
         read_alone(subject, disk)
     assert raised.value.key == DP0
+
+
+def test_a_whole_base_and_whole_patches_that_are_not_the_slice() -> None:
+    subject = checkpoint()
+    piece = subject.pieces()["state/rows"]
+    other = replace(piece, info=replace(piece.info, xxh3="0" * 32))
+    objects = {info.key: info for info in subject.manifest.objects}
+    with pytest.raises(DigestMismatchError, match="once it is patched"):
+        Sources([TierSource(subject.place("disk"))]).read_slice(
+            other, objects, memoryview(bytearray(piece.info.nbytes))
+        )

@@ -192,6 +192,35 @@ class TierContract:
         with pytest.raises(FormatError, match=KEY):
             tier.read_into(KEY, offset, memoryview(bytearray(length)))
 
+    def test_stream_into_shows_every_part_once_and_in_order(self, tier: Tier) -> None:
+        data = bytes(range(256)) * 5000
+        tier.write_object("checkpoints/streamed", [data])
+        for offset, length in ((0, len(data)), (3, 1_000_000), (len(data), 0)):
+            out, seen = bytearray(length), bytearray()
+            tier.stream_into("checkpoints/streamed", offset, memoryview(out), seen.extend)
+            assert seen == out == data[offset : offset + length]
+        with pytest.raises(FormatError):
+            tier.stream_into("checkpoints/streamed", 1, memoryview(bytearray(len(data))), lambda part: None)
+        with pytest.raises(ObjectNotFoundError):
+            tier.stream_into("checkpoints/missing", 0, memoryview(bytearray(1)), lambda part: None)
+
+    def test_replace_object_replaces_and_creates(self, tier: Tier) -> None:
+        for body in (b"first", b"second, and longer", b"3rd"):
+            assert tier.replace_object("checkpoints/replaced", [body[:3], body[3:]]) == len(body)
+            assert tier.get("checkpoints/replaced") == body
+
+    def test_what_replaces_atomically_may_read_what_it_replaces(self, tier: Tier) -> None:
+        if not tier.replaces_atomically:
+            pytest.skip("this tier deletes first")
+        tier.write_object("checkpoints/read", [b"damaged"])
+
+        def parts() -> Iterator[bytes]:
+            yield tier.get("checkpoints/read").upper()
+            yield b"!"
+
+        tier.replace_object("checkpoints/read", parts())
+        assert tier.get("checkpoints/read") == b"DAMAGED!"
+
     def test_a_negative_offset_is_refused(self, tier: Tier) -> None:
         tier.write_object(KEY, [b"0123456789"])
         with pytest.raises(UsageError):

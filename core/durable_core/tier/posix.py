@@ -27,7 +27,7 @@ from durable_core.errors import (
 from durable_core.format import layout
 from durable_core.tier.base import DEFAULT_LIMIT, Buffer, Tier, byte_view
 from durable_core.tier.direct import BufferedFile, DirectFile, on_a_block_device
-from durable_core.tier.syscalls import NO_LINKS, NOT_APPLIED, lock, mapped, read_all, tier_error
+from durable_core.tier.syscalls import NO_LINKS, NOT_APPLIED, lock, mapped, read_all, scan, tier_error
 from durable_core.types import CrashPoint
 
 #: Bytes read at a time where they are digested as they come: few enough to be in the cache still.
@@ -105,7 +105,7 @@ class PosixTier(Tier):
         layout.check_prefix(prefix)
         todo = [self.root / prefix.rpartition("/")[0]]
         while todo:
-            for path, is_directory in self._scan(todo.pop()):
+            for path, is_directory in scan(todo.pop()):
                 key = path.relative_to(self.root).as_posix()
                 if is_directory:
                     if path != self._tmp and (key.startswith(prefix) or prefix.startswith(f"{key}/")):
@@ -156,7 +156,7 @@ class PosixTier(Tier):
 
     def collect_residue(self, *, limit: int = 1000) -> int:
         removed = 0
-        for path, _ in self._scan(self._tmp):
+        for path, _ in scan(self._tmp):
             if removed == limit:
                 break
             with mapped(f"remove {path}"), contextlib.suppress(FileNotFoundError):
@@ -389,12 +389,3 @@ class PosixTier(Tier):
             got = read_all(fd, offset, out)
         if got < len(out):
             raise FormatError(key, f"ends at byte {offset + got}, {len(out) - got} bytes short")
-
-    def _scan(self, directory: Path) -> Iterable[tuple[Path, bool]]:
-        """Files and directories (``True``) in a directory; nothing when there is none."""
-        with mapped(f"list {directory}"):
-            try:
-                with os.scandir(directory) as entries:
-                    return [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in entries]
-            except (FileNotFoundError, NotADirectoryError):
-                return []

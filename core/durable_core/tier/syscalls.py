@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from durable_core.errors import TierDenied, TierError, TierFull, TierUnavailable
 
@@ -79,3 +80,13 @@ def lock(fd: int) -> bool | None:
             return None
         raise
     return True
+
+
+def scan(directory: Path) -> list[tuple[Path, bool]]:
+    """Files and directories (``True``) in a directory; nothing when there is none."""
+    with mapped(f"list {directory}"):
+        try:
+            with os.scandir(directory) as entries:
+                return [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
