@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.callbacks import Callback
 
 from durable_core.commit.retention import Retention
+from durable_core.session.places import Tiers
 from durable_core.session.settings import Backlog, OnBreach, Resume
 from durable_core.session.status import Status
 from durable_core.spec import RunSpec
@@ -19,6 +20,7 @@ from lightning_durable.options import Options
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+    from torch.optim import Optimizer
 
 
 class DurableCheckpoint(Callback):
@@ -35,7 +37,7 @@ class DurableCheckpoint(Callback):
         promise: what a resume guarantees: ``"bitwise"``, ``"exact-order"``, ``"coverage"`` or
             ``"distribution"``; one that cannot be kept is refused. ``None``: bitwise, lowered with a warning
             when the software has changed.
-        tiers: reserved for further places to keep copies; only ``None`` (``root`` alone) is accepted yet.
+        tiers: where copies are kept beside ``root``: ``Tiers(memory=Memory(every_n_steps=1), ...)``.
         retention: which checkpoints to keep; ``Retention()`` keeps the last three.
         backlog: when storage cannot keep up, ``"skip"`` a snapshot (counted) or ``"delay"`` the loop.
         on_rpo_breach: when more steps are at risk than declared: ``"continue"``, ``"pause"`` or ``"abort"``.
@@ -60,7 +62,7 @@ class DurableCheckpoint(Callback):
         every_n_train_steps: int | str = "auto",
         train_time_interval: timedelta | float | None = None,
         promise: Promise | str | None = None,
-        tiers: None = None,
+        tiers: Tiers | None = None,
         retention: Retention | None = None,
         backlog: Backlog = "skip",
         on_rpo_breach: OnBreach = "continue",
@@ -68,7 +70,6 @@ class DurableCheckpoint(Callback):
         run_key: str | None = None,
         takeover: bool = False,
     ) -> None:
-        guard.check_tiers(tiers)
         self._options = Options.of(
             root,
             resume=resume,
@@ -76,6 +77,7 @@ class DurableCheckpoint(Callback):
             train_time_interval=train_time_interval,
             promise=promise,
             retention=retention,
+            tiers=tiers,
             backlog=backlog,
             on_rpo_breach=on_rpo_breach,
             spec=spec,
@@ -122,10 +124,17 @@ class DurableCheckpoint(Callback):
         if self._fit is not None:
             self._fit.listen_for_sigterm()
 
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        if self._fit is not None:
+            self._fit.settle()
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._fit is not None:
+            self._fit.settle()  # validation may follow, with averages swapped in
             self._fit.note_outputs(outputs)
 
     def on_save_checkpoint(

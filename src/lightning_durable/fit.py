@@ -15,8 +15,10 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from durable_core.errors import CommitAborted, DurableError, FencedError, TierError, UsageError
 from durable_core.session.run import Loaded, Run
+from durable_core.session.saving import Due
 from durable_core.session.status import Status
 from durable_core.session.world import World
+from durable_core.state import stable
 from durable_core.types import Promise
 from lightning_durable import buckets, guard, hooks, state
 from lightning_durable.data import Data
@@ -48,6 +50,7 @@ class Fit:
         self._data: Data | None = None
         self._notices: Notices | None = None
         self._restored = False
+        self._unprepared = True
         self._held_max_steps: int | None = None
         self._step = 0  # optimizer-step transactions of the run
         self._seen = 0  # trainer.global_step at the last account
@@ -213,8 +216,12 @@ class Fit:
             return
         self._stepped = False
         self._leaving.at_boundary(self.run, self._step, self._save_for_drain)
-        if self.run.due(self._step):
-            self._save(BEFORE_BATCH)
+        due = self.run.due(self._step)
+        if due is not None:
+            self._save(BEFORE_BATCH, due=due)
+        elif self._unprepared:  # the optimizers have their moments only now: the state has its full size
+            self.run.prepare(self._state(BEFORE_BATCH), self._capture.role())
+        self._unprepared = False
         assert self._notices is not None
         self._notices.publish()
 
@@ -250,24 +257,38 @@ class Fit:
 
     # --- saving ------------------------------------------------------------------------------
 
-    def _save(self, place: str, *, wait: bool = False) -> None:
-        """Stage a snapshot. Storage trouble is an event; ``wait`` raises what prevented the commit."""
+    def settle(self) -> None:
+        """The guard: something is about to change parameters, optimizer state or averages."""
+        if self._run is not None:
+            self._run.settle()
+
+    def _state(self, place: str) -> dict[str, Any]:
         trainer = self._trainer
         fit = {"place": place, "should_stop": trainer.should_stop, "limits": hooks.limits(trainer)}
+        return {**self._capture.state(), "fit": fit}
+
+    def _save(self, place: str, *, wait: bool = False, due: Due | None = None) -> None:
+        """Stage a snapshot. Storage trouble is an event; ``wait`` raises what prevented the commit."""
+        trainer = self._trainer
+        unchanging: frozenset[int] = frozenset()
+        if place == BEFORE_BATCH:  # elsewhere end hooks follow, which may change anything
+            unchanging = stable.storages(trainer.optimizers, [self._module])
         try:
             accepted = self.run.save(
-                {**self._capture.state(), "fit": fit},
+                self._state(place),
                 self._capture.role(),
                 step=self._step,
                 cursor=self.data.loader.state_dict(),
                 counters={"epoch": trainer.current_epoch, "global_step": self._seen},
                 rows=self.data.take_rows(),
                 wait=wait,
+                due=due,
+                unchanging=unchanging,
             )
         except FencedError as error:
             self._leaving.note(error)
             return
-        if accepted:
+        if accepted and (due is None or due.checkpoint):
             self._saved = self._step
 
     def _save_surely(self, place: str, what: str) -> None:

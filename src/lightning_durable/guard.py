@@ -107,8 +107,3 @@ def seed() -> int:
     """The script's seed: of ``seed_everything`` when it was called, else torch's own."""
     value = os.environ.get("PL_GLOBAL_SEED")
     return int(value) if value else torch.initial_seed() & ((1 << 63) - 1)
-
-
-def check_tiers(tiers: object) -> None:
-    if tiers is not None:
-        raise UnsupportedError("tiers: only the root itself holds copies yet", hint="leave tiers=None")

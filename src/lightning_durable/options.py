@@ -10,6 +10,7 @@ from typing import Any
 from durable_core.commit.retention import Retention
 from durable_core.errors import UsageError
 from durable_core.session.cadence import Cadence
+from durable_core.session.places import Tiers
 from durable_core.session.settings import Backlog, OnBreach, Resume, Settings
 from durable_core.spec import RunSpec
 from durable_core.types import Promise
@@ -36,6 +37,7 @@ class Options:
         train_time_interval: timedelta | float | None,
         promise: Promise | str | None,
         retention: Retention | None,
+        tiers: Tiers | None,
         backlog: Backlog,
         on_rpo_breach: OnBreach,
         spec: RunSpec | None,
@@ -57,6 +59,7 @@ class Options:
                 every_seconds=interval.total_seconds() if isinstance(interval, timedelta) else interval,
             ),
             retention=retention or Retention(),
+            tiers=tiers or Tiers(),
             backlog=backlog,
             on_rpo_breach=on_rpo_breach,
             rpo_steps=policy.rpo_steps if policy is not None else None,

@@ -22,7 +22,7 @@ def test_an_older_version_of_this_library_refuses_and_spoils_nothing(
 ) -> None:
     run = start(tmp_path)
     with monkeypatch.context() as newer:
-        newer.setattr(module, "VERSION", 2)
+        newer.setattr(module, "VERSION", module.VERSION + 1)
         run.save(state_at(1), {}, step=1, wait=True)
         run.close()
     older = Run.open(tmp_path)

@@ -185,7 +185,7 @@ def test_a_commit_in_doubt_is_settled_by_flush(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(PosixTier, "before", before)
     run.save(state_at(1), {}, step=1)
-    run._saver._writer.drain()  # type: ignore[union-attr]
+    run._saver.committer.writer.drain()  # type: ignore[union-attr]
     assert lost > 0
     assert run.status().failed == 1
     lost = 64

@@ -74,6 +74,7 @@ class Coordinator:
         )
         self.view: View = EMPTY
         self.previous: heartbeat.Owner | None = None
+        self.claimed: claim.Claim | None = None
         self.takeover = settings.takeover or takeover_requested()
         # An explicit takeover is a launch of its own: it must not inherit a superseded identity.
         self.launch = (None if self.takeover else launch_id()) or clock.new_id()
@@ -113,6 +114,7 @@ class Coordinator:
             claim.claim_generation(self.view, launch_id=self.launch, members=self.roles, takeover=takeover)
         )
         self.view = claimed.view
+        self.claimed = claimed
         state = self.view.state
         restore = None if claimed.restore_point is None else RestorePoint.of(claimed.restore_point)
         return Opening(

@@ -11,18 +11,21 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 import torch
+from torch.optim import Optimizer
 
 from durable_core.commit.retention import Retention
 from durable_core.data import DurableLoader
 from durable_core.errors import CommitAborted, DurableError, SpecMismatchError, TierError, UsageError
 from durable_core.session import notices
 from durable_core.session.cadence import Cadence
+from durable_core.session.places import Tiers
 from durable_core.session.run import Run
+from durable_core.session.saving import Due
 from durable_core.session.settings import Backlog, OnBreach, Resume, Settings
 from durable_core.session.status import Status
 from durable_core.session.world import World
 from durable_core.spec import RunSpec
-from durable_core.state import capture, rng
+from durable_core.state import capture, rng, stable
 from durable_core.types import Promise
 
 #: Exit status after a planned stop: try again (EX_TEMPFAIL of sysexits.h).
@@ -47,6 +50,8 @@ class DurableSession:
         self.run = run
         self._loader = loader_of(state)
         self._objects = {name: item for name, item in state.items() if item is not self._loader}
+        self._optimizers = [item for item in self._objects.values() if isinstance(item, Optimizer)]
+        self._modules = [item for item in self._objects.values() if isinstance(item, torch.nn.Module)]
         self._step = 0
         self._unprepared = True
         self._updated = False  # an optimizer has stepped since the last boundary
@@ -54,9 +59,12 @@ class DurableSession:
         self._process = os.getpid()
         self._previous_handler: Any = None
         self._hooks = [
-            item.register_step_post_hook(self._on_update)
-            for item in self._objects.values()
-            if isinstance(item, torch.optim.Optimizer)
+            hook
+            for optimizer in self._optimizers
+            for hook in (
+                optimizer.register_step_pre_hook(self._before_update),
+                optimizer.register_step_post_hook(self._on_update),
+            )
         ]
         run.board.listeners.append(notices.warn)
 
@@ -74,15 +82,17 @@ class DurableSession:
         backlog: Backlog = "skip",
         on_rpo_breach: OnBreach = "continue",
         rpo_steps: int | None = None,
+        tiers: Tiers | None = None,
         takeover: bool = False,
         spec: RunSpec | None = None,
         world: World | None = None,
     ) -> DurableSession:
         """Start the run at ``root``, or restore its newest verified checkpoint into ``state``.
 
-        ``every_n_steps`` counts calls of ``step()``. Raises what ``Run.open`` and ``Run.load`` raise,
-        and ``UsageError`` naming an object of ``state`` that cannot be saved. Trouble with the storage
-        and whatever else a person should know is told as warnings.
+        ``every_n_steps`` counts calls of ``step()``; ``tiers``: where copies are kept beside ``root``.
+        Raises what ``Run.open`` and ``Run.load`` raise, and ``UsageError`` naming an object of ``state``
+        that cannot be saved. Trouble with the storage and whatever else a person should know is told as
+        warnings.
         """
         settings = Settings(
             resume=resume,
@@ -94,6 +104,7 @@ class DurableSession:
             backlog=backlog,
             on_rpo_breach=on_rpo_breach,
             rpo_steps=rpo_steps,
+            tiers=tiers or Tiers(),
         )
         world = world or World.torch_distributed()
         loader = loader_of(state)
@@ -139,6 +150,9 @@ class DurableSession:
             return
         self._term.set()
 
+    def _before_update(self, *_: Any) -> None:
+        self.run.settle()
+
     def _on_update(self, *_: Any) -> None:
         self._updated = True
 
@@ -171,8 +185,9 @@ class DurableSession:
         self.run.boundary(self._step)
         if self._term.is_set():
             self._drain()
-        if self.run.due(self._step):
-            return self.save()
+        due = self.run.due(self._step)
+        if due is not None:
+            return self._save(due=due)
         if self._unprepared:  # the optimizer has its moments only now: the state has its full size
             self._prepare()
         return False
@@ -203,13 +218,23 @@ class DurableSession:
                 f"an optimizer has stepped since the boundary of step {self._step}",
                 hint="call step() when the step is complete, then save()",
             )
+        return self._save(wait=wait)
+
+    def _save(self, *, wait: bool = False, due: Due | None = None) -> bool:
         state, role = self._trees()
         cursor = None if self._loader is None else self._loader.state_dict()
         rows = () if self._loader is None else self._loader.drain_rows()
         counters = {"step": self._step}
+        unchanging = stable.storages(self._optimizers, self._modules)
         return self.run.save(
-            state, role, step=self._step, cursor=cursor, rows=rows, wait=wait, counters=counters
-        )
+            state, role, step=self._step, cursor=cursor, rows=rows, wait=wait, counters=counters, due=due,
+            unchanging=unchanging,
+        )  # fmt: skip
+
+    def settle(self) -> None:
+        """Call it before changing parameters or optimizer state otherwise than by an optimizer in ``state``
+        (averages swapped in by hand, weights edited): saving copies them while training computes."""
+        self.run.settle()
 
     def _trees(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What is equal on every replica, and what is this role's own."""

@@ -9,30 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from durable_core import events
 from durable_core.clock import Clock, SystemClock
-from durable_core.commit.journal import EMPTY, View, replay
 from durable_core.engine import heartbeat, restore
 from durable_core.engine.performer import Performer
 from durable_core.errors import (
     CodecError,
     CorruptError,
-    NoUsableCheckpoint,
-    ObjectNotFoundError,
     RestoreError,
-    UnknownVersionError,
     UsageError,
 )
 from durable_core.format import codec, layout
-from durable_core.session.opening import Coordinator, Opening, RestorePoint
-from durable_core.session.saving import Saver
+from durable_core.session.cadence import Meter
+from durable_core.session.committing import Committer
+from durable_core.session.opening import Coordinator, Opening
+from durable_core.session.restoring import Restorer
+from durable_core.session.saving import Due, Saver
 from durable_core.session.settings import Settings
+from durable_core.session.snapshots import Snapshots
 from durable_core.session.software import promised
 from durable_core.session.status import Board, Status
+from durable_core.session.stores import open_stores
 from durable_core.session.tiers import open_tier
 from durable_core.session.world import World
 from durable_core.spec import RunSpec
@@ -68,7 +68,12 @@ class Run:
         self.board = Board()
         self._opening = opening
         self._coordinator = coordinator
-        self._performer = Performer(tier, clock)
+        self._stores = open_stores(
+            tier, settings.tiers, run_id=opening.run_id, generation=opening.generation, role=world.role,
+            slots=settings.slots,
+        )  # fmt: skip
+        self._performer = Performer(tier, clock, landing=self._stores.landing.tier)
+        self._meter = Meter()
         self._heartbeat: heartbeat.Heartbeat | None = None
         self._saver: Saver | None = None
         self._loaded: Loaded | None = None
@@ -161,27 +166,24 @@ class Run:
     def load(self) -> Loaded:
         """The restore point, every byte verified, the same on all writers.
 
-        A damaged one is journaled as corrupt and a new generation starts from the next candidate, until
-        one is whole. Raises ``NoUsableCheckpoint`` when none is, ``UnknownVersionError`` for one that
-        a newer version wrote, and ``UsageError`` for a fresh run.
+        First, what the generation before had sealed in memory and not committed is adopted. A damaged
+        restore point is journaled as corrupt and a new generation starts from the next candidate, until
+        one is whole. Every slice comes from the fastest copy that is whole. Raises ``NoUsableCheckpoint``
+        when none is, ``UnknownVersionError`` for one that a newer version wrote, and ``UsageError`` for a
+        fresh run.
         """
-        while True:
-            point = self._opening.restore
-            if point is None:
-                raise UsageError("nothing to load: this run has no checkpoint yet")
-            started = self.clock.monotonic()
-            try:
-                found = self.world.together(partial(self._read, point))
-            except UnknownVersionError:
-                raise  # whole, and written by a newer version: not damage, and not to be marked as such
-            except (CorruptError, ObjectNotFoundError) as error:
-                self._step_down(point, error)
-                continue
-            self._judge_software(found.manifest.fingerprint)
-            return self._accept(found, self.clock.monotonic() - started)
+        if self._opening.restore is None:
+            raise UsageError("nothing to load: this run has no checkpoint yet")
+        started = self.clock.monotonic()
+        self._opening, found = self._restorer().load(self._opening)
+        self._judge_software(found.manifest.fingerprint)
+        return self._accept(found, self.clock.monotonic() - started)
 
-    def _read(self, point: RestorePoint) -> restore.Restored:
-        return restore.read(self.tier, point.manifest, point.digest, self.world.role)
+    def _restorer(self) -> Restorer:
+        return Restorer(
+            self._performer, self.clock, self.world, self.settings, self._stores, self._coordinator,
+            self.board,
+        )  # fmt: skip
 
     def _judge_software(self, was: Mapping[str, Any]) -> None:
         """Before anything is overwritten: what can still be promised under the software of now."""
@@ -215,23 +217,13 @@ class Run:
         now = self.clock.now()
         self.board.restored(manifest.c, manifest.step, now)
         self.board.emit(
-            events.RestoreDone(now, manifest.c, manifest.step, self.generation, found.bytes_read, seconds)
+            events.RestoreDone(
+                now, manifest.c, manifest.step, self.generation, found.bytes_read, seconds, found.bytes_from
+            )
         )
+        for fault in found.faults:
+            self.board.emit(events.CopyDamaged(now, fault.place, fault.object, fault.reason))
         return self._loaded
-
-    def _step_down(self, point: RestorePoint, error: CorruptError | ObjectNotFoundError) -> None:
-
-        def decide() -> Any:
-            assert self._coordinator is not None
-            return self._coordinator.step_down(point, str(error), (error.key,)).to_json()
-
-        try:
-            self._opening = Opening.from_json(self.world.decide(decide))
-        except NoUsableCheckpoint as none_left:
-            raise none_left from error
-        after = self._opening.restore
-        to = None if after is None else after.c
-        self.board.emit(events.SteppedDown(self.clock.now(), point.c, to, error.key, str(error)))
 
     def confirm(self) -> None:
         """After everything was loaded (or nothing had to be): all writers hold the same checkpoint.
@@ -246,32 +238,37 @@ class Run:
             raise RestoreError(f"the writers hold different checkpoints: {held}")
         if self.completed or self._saver is not None:
             return
-        view = self._coordinator.view if self._coordinator else self._follow()
+        view = self._restorer().view(self.generation)
+        committer = Committer(
+            self._performer, self.clock, self.world, self.settings, self.token, view, self.board,
+            self._meter,
+        )  # fmt: skip
+        stores = self._stores
+        snapshots = Snapshots(stores.pool, self.clock, self.world, self.board, stores.keeping)
         self._saver = Saver(
-            self._performer, self.clock, self.world, self.settings, self.token, view, self.board, self._window
-        )
+            committer, snapshots, self.clock, self.world, self.settings, self.token, self.board,
+            self._window, self._meter,
+        )  # fmt: skip
+        if stores.memory is not None:  # what is sealed now is of this generation, or was adopted
+            stores.memory.free(older_than=self.generation)
         if self._lowered is not None:
             self._saver.lower_promise(*self._lowered)
 
-    def _follow(self) -> View:
-        """Another writer's view: the journal up to the claim of this generation."""
-        view = self._performer.run(replay(EMPTY))
-        if view.state.generation < self.generation:
-            raise RestoreError(
-                f"the journal at {self.tier.location} does not show generation {self.generation}",
-                hint="all writers must see the same root: a shared directory or an object store",
-            )
-        return view
-
     # --- training ----------------------------------------------------------------------------
 
-    def due(self, step: int) -> bool:
-        """Whether the cadence wants a save at this boundary. The same on all writers; costs no I/O."""
+    def due(self, step: int) -> Due | None:
+        """What the cadence wants saved at this boundary. The same on all writers; costs no I/O."""
         return self._active().due(step)
 
     def boundary(self, step: int) -> None:
         """At every boundary: raises ``Fenced`` when this writer was fenced, and any fault of our own."""
         self._active().boundary(step)
+
+    def settle(self) -> None:
+        """The guard: call it before anything changes what ``save`` was told is ``unchanging``. Cheap when
+        nothing is being copied."""
+        if self._saver is not None:
+            self._saver.snapshots.settle()
 
     def prepare(self, state: Any, role: Any) -> None:
         """Reserve and page-fault staging memory for a state like this one, in the background.
@@ -291,17 +288,22 @@ class Run:
         counters: Mapping[str, Any] | None = None,
         rows: Iterable[Any] = (),
         wait: bool = False,
+        due: Due | None = None,
+        unchanging: frozenset[int] = frozenset(),
     ) -> bool:
         """Stage ``state`` (equal on every replica) and ``role`` (this writer's own) at a boundary.
 
-        The bytes are copied before this returns; writing goes on in the background. ``rows`` are the
-        ledger rows acknowledged since the last call. ``False``: the backlog policy skipped it. With
-        ``wait`` it returns when the checkpoint is committed, or raises what prevented it.
+        ``unchanging``: storages (``state.stable.storages``) that nothing changes before ``settle`` is called;
+        they are copied in the background. The rest is copied before this returns; writing goes on in the
+        background. ``due``: as ``due()`` said; ``None`` is a checkpoint. ``rows`` are the ledger rows
+        acknowledged since the last call. ``False``: the backlog policy skipped it. With ``wait`` it
+        returns when the checkpoint is committed, or raises what prevented it.
         """
         position, own = split_position(cursor, role)
         return self._active().save(
-            state, own, step=step, cursor=position, counters=counters or {}, rows=tuple(rows), wait=wait
-        )
+            state, own, step=step, due=due or Due(), unchanging=unchanging, cursor=position,
+            counters=counters or {}, rows=tuple(rows), wait=wait,
+        )  # fmt: skip
 
     def note_metrics(
         self, step: int, *, loss: float | None = None, lr: float | None = None, grad_norm: float | None = None
@@ -320,7 +322,7 @@ class Run:
             verdict = window.compare([reference], [row], self.promise)
             if verdict.ok is False:
                 self.board.emit(events.ReplayMismatched(self.clock.now(), step, verdict.reason))
-                self._active().note_failure("F13", "replay-mismatch", verdict.reason, step)
+                self._active().committer.note_failure("F13", "replay-mismatch", verdict.reason, step)
 
     @property
     def replayed(self) -> int:
@@ -336,11 +338,11 @@ class Run:
 
     def note_failure(self, failure_class: str, signature: str, evidence: Any, step: int | None) -> None:
         """Append a line to the run's failure history, in the background."""
-        self._active().note_failure(failure_class, signature, evidence, step)
+        self._active().committer.note_failure(failure_class, signature, evidence, step)
 
     def draining(self, step: int, reason: str) -> None:
         """Journal that a planned stop has begun."""
-        self._active().draining(step, reason)
+        self._active().committer.draining(step, reason)
 
     def lower_promise(self, to: Promise, reason: str) -> None:
         """Journal that from now on less is promised."""
@@ -350,7 +352,7 @@ class Run:
 
     def succeed(self, target: Any = None) -> None:
         """The run is done and its final state committed: append ``run.succeeded`` and wait for it."""
-        self._active().succeed(target)
+        self._active().committer.succeed(target)
 
     def close(self, timeout: float | None = 600.0) -> None:
         """Flush, stop the background threads and withdraw the heartbeat. Harmless when repeated.
@@ -363,8 +365,16 @@ class Run:
             if saver is not None:
                 saver.close(timeout)
         finally:
+            self._free_memory()
             if beating is not None:
                 beating.stop()
+
+    def _free_memory(self) -> None:
+        """Snapshots are of no more use when the newest is a checkpoint as well."""
+        needed = self.board.only_in_memory
+        self._stores.pool.close(remove=not needed)
+        if self._stores.memory is not None and not needed:
+            self._stores.memory.free()
 
     def _active(self) -> Saver:
         if self._saver is not None:

@@ -10,6 +10,7 @@ from typing import Literal
 from durable_core.commit.retention import Retention
 from durable_core.errors import UsageError
 from durable_core.session.cadence import Cadence
+from durable_core.session.places import Tiers
 from durable_core.types import Promise
 
 Resume = Literal["auto", "never", "must", "fork"]
@@ -24,6 +25,7 @@ class Settings:
     ``backlog``: what a save does when all ``slots`` staging buffers are busy: ``skip`` this snapshot
     (counted) or ``delay`` the loop until one is free. ``commit_deadline_s`` bounds the wait for
     another writer; ``metrics_window`` is how many metric rows a checkpoint carries.
+    ``tiers``: where copies are kept beside the root.
     ``insist``: the promise is kept or the start refused; otherwise changed software lowers it, and
     the journal says so.
     """
@@ -41,6 +43,7 @@ class Settings:
     slots: int = 2
     commit_deadline_s: float = 300.0
     metrics_window: int = 50
+    tiers: Tiers = field(default_factory=Tiers)
 
     def __post_init__(self) -> None:
         _one_of("resume", self.resume, ("auto", "never", "must", "fork"))
@@ -73,6 +76,11 @@ def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
         if value and value != "none":  # torchrun's default run id is the word "none"
             return f"{name.lower()}:{value}"
     return None
+
+
+def restart_reason(environ: Mapping[str, str] = os.environ) -> str:
+    """The failure class (``F12``, ...) this start follows, as the supervisor tells it; ``""``: not known."""
+    return environ.get("DURABLE_RESTART_REASON", "")
 
 
 def takeover_requested(environ: Mapping[str, str] = os.environ) -> bool:

@@ -53,6 +53,7 @@ class Board:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._newest: tuple[int, int, float] | None = None
+        self._sealed: dict[str, int] = {}
         self._error: str | None = None
         self._breached = False
         self.current_step = 0
@@ -62,6 +63,24 @@ class Board:
     def emit(self, event: Event) -> None:
         for listener in tuple(self.listeners):
             listener(event)
+
+    @property
+    def newest(self) -> tuple[int, int] | None:
+        """(c, step) of the newest checkpoint known to be committed."""
+        with self._lock:
+            return None if self._newest is None else self._newest[:2]
+
+    @property
+    def only_in_memory(self) -> bool:
+        """Whether the newest snapshot in memory is of a later step than the newest checkpoint."""
+        with self._lock:
+            step = -1 if self._newest is None else self._newest[1]
+            return self._sealed.get("memory", -1) > step
+
+    def sealed(self, place: str, step: int) -> None:
+        """A snapshot of ``step`` is whole in tier ``place``."""
+        with self._lock:
+            self._sealed[place] = step
 
     def committed(self, c: int, step: int, when: float) -> None:
         with self._lock:

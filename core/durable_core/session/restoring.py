@@ -1,0 +1,119 @@
+"""L5. From the restore point to verified state: adopt, read, step down. All writers together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+from durable_core import events
+from durable_core.clock import Clock
+from durable_core.commit.adopt import Replaced
+from durable_core.commit.journal import EMPTY, View, replay
+from durable_core.commit.request import Deadlines
+from durable_core.engine import restore
+from durable_core.engine.copies import Source
+from durable_core.engine.performer import Performer
+from durable_core.engine.sealing import Distant, SnapshotSource
+from durable_core.errors import (
+    CorruptError,
+    NoUsableCheckpoint,
+    ObjectNotFoundError,
+    RestoreError,
+    UnknownVersionError,
+)
+from durable_core.session.adopting import Adopted, Adopter
+from durable_core.session.opening import Coordinator, Opening, RestorePoint
+from durable_core.session.settings import Settings, restart_reason
+from durable_core.session.status import Board
+from durable_core.session.stores import Stores
+from durable_core.session.world import World
+from durable_core.types import Token
+
+
+class Restorer:
+    """``coordinator`` is this process's own, ``None`` on the other writers."""
+
+    def __init__(
+        self, performer: Performer, clock: Clock, world: World, settings: Settings, stores: Stores,
+        coordinator: Coordinator | None, board: Board,
+    ) -> None:  # fmt: skip
+        self._performer, self._clock, self._world, self._settings = performer, clock, world, settings
+        self._stores, self._coordinator, self._board = stores, coordinator, board
+
+    def load(self, opening: Opening) -> tuple[Opening, restore.Restored]:
+        """The verified checkpoint, and the opening whose restore point it is. Raises as ``Run.load``."""
+        adopted = None if opening.completed else self._adopt(opening)
+        try:
+            if adopted is not None:
+                opening = replace(opening, restore=adopted.point)
+            while True:
+                point = opening.restore
+                assert point is not None, "a run with history has a restore point, or step_down has raised"
+                try:
+                    return opening, self._world.together(partial(self._read, point, adopted))
+                except UnknownVersionError:
+                    raise  # whole, and written by a newer version: not damage, and not to be marked as such
+                except (CorruptError, ObjectNotFoundError) as error:
+                    opening = self._step_down(opening, point, error)
+        finally:
+            if adopted is not None:
+                adopted.staged.release()
+
+    def view(self, generation: int) -> View:
+        """The journal up to the claim of ``generation``, or beyond."""
+        if self._coordinator is not None:
+            return self._coordinator.view
+        view = self._performer.run(replay(EMPTY))
+        if view.state.generation < generation:
+            raise RestoreError(
+                f"the journal at {self._performer.tier.location} does not show generation {generation}",
+                hint="all writers must see the same root: a shared directory or an object store",
+            )
+        return view
+
+    def _adopt(self, opening: Opening) -> Adopted | None:
+        """What was sealed and not committed when the generation before ended."""
+        if not self._stores.keeping.any:
+            return None
+        seconds = self._settings.commit_deadline_s
+        adopter = Adopter(
+            self._performer, self._clock, self._world, Token(opening.generation, opening.launch_id),
+            self._stores, self._board, Deadlines(seconds, seconds, seconds, seconds),
+        )  # fmt: skip
+        coordinator = self._coordinator
+        claimed = None if coordinator is None else coordinator.claimed
+        replaced = None if claimed is None else Replaced.by(claimed)
+        adopted = adopter.run(replaced, self.view(opening.generation), restart_reason())
+        if adopted is not None and coordinator is not None:
+            coordinator.view = adopted.view
+        return adopted
+
+    def _read(self, point: RestorePoint, adopted: Adopted | None) -> restore.Restored:
+        with ExitStack() as stack:
+            sources = self._stores.sources(self._in_memory(adopted, stack))
+            tier, role = self._performer.tier, self._world.role
+            return restore.read(tier, point.manifest, point.digest, role, sources)
+
+    def _in_memory(self, adopted: Adopted | None, stack: ExitStack) -> Iterator[Source]:
+        if adopted is not None:
+            yield SnapshotSource("memory", [adopted.held])
+        if self._stores.memory is not None:
+            snapshots = [stack.enter_context(snapshot) for snapshot in self._stores.memory.sealed()]
+            yield SnapshotSource("memory", [Distant(s.seal, s.read) for s in snapshots])
+
+    def _step_down(
+        self, opening: Opening, point: RestorePoint, error: CorruptError | ObjectNotFoundError
+    ) -> Opening:
+        def decide() -> dict[str, object]:
+            assert self._coordinator is not None
+            return self._coordinator.step_down(point, str(error), (error.key,)).to_json()
+
+        try:
+            after = Opening.from_json(self._world.decide(decide))
+        except NoUsableCheckpoint as none_left:
+            raise none_left from error
+        to = None if after.restore is None else after.restore.c
+        self._board.emit(events.SteppedDown(self._clock.now(), point.c, to, error.key, str(error)))
+        return after

@@ -1,0 +1,199 @@
+"""L5. Snapshots: what is staged at a boundary, and what keeps it besides a checkpoint.
+
+A snapshot is sealed in this host's memory as soon as it is known to be whole, and then sent to the peers, on
+a thread of its own: a checkpoint that is still being written must not hold up the next seal.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from durable_core import events
+from durable_core.clock import Clock
+from durable_core.commit.request import SaveRequest
+from durable_core.engine import probe, sealing
+from durable_core.engine.staged import StagedShard
+from durable_core.engine.worker import Errands, Job
+from durable_core.errors import DurableError, StaleSnapshotError
+from durable_core.format.seal import Seal
+from durable_core.session.status import Board
+from durable_core.session.world import World
+from durable_core.state.staging import Slot, SlotPool, Staged
+from durable_core.types import CrashPoint
+
+
+class Lease:
+    """A staged slot that several jobs read; it is free again when the last of them is done."""
+
+    def __init__(self, staged: Staged) -> None:
+        self.staged = staged
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def hold(self) -> Callable[[], None]:
+        """One more user; the answer ends that use."""
+        with self._lock:
+            self._users += 1
+        return self.release
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self.staged.release()
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Where snapshots are kept: ``memory`` seals them in the pool's own slots; ``peers`` are sent theirs.
+
+    ``memory_every`` and ``peer_every``: steps between two snapshots, ``None``: one with each checkpoint.
+    """
+
+    memory: bool = False
+    memory_every: int | None = None
+    peers: tuple[sealing.PeerStore, ...] = ()
+    peer_every: int | None = None
+
+    @property
+    def any(self) -> bool:
+        return self.memory or bool(self.peers)
+
+    @property
+    def extra_slots(self) -> int:
+        """Slots beyond those of the checkpoints: one that stays sealed while a newer one is staged and an
+        older one is still being written, one that is being sent."""
+        return int(self.memory and self.memory_every is not None) + int(bool(self.peers))
+
+    @property
+    def rhythms(self) -> tuple[int | None, ...]:
+        return self.memory_every, self.peer_every
+
+
+class Snapshots:
+    """The staging slots of one writer. Everything but ``_seal`` happens on the training thread."""
+
+    def __init__(self, pool: SlotPool, clock: Clock, world: World, board: Board, keeping: Keeping) -> None:
+        self._pool, self._clock, self._world, self._board = pool, clock, world, board
+        self.keeping = keeping
+        self._unsettled: Staged | None = None
+        self._errands = Errands("durable-sealer") if keeping.any else None
+        self._sender = Errands("durable-sender") if keeping.peers else None
+
+    def due(self, step: int) -> bool:
+        """Whether this boundary is worth a snapshot although no checkpoint is due."""
+        return any(every is not None and step % every == 0 for every in self.keeping.rhythms)
+
+    def prepare(self, tensors: Mapping[str, Tensor]) -> None:
+        """Map and page-fault the free slots, in the background."""
+        threading.Thread(
+            target=self._pool.prepare, args=(tensors,), name="durable-prepare", daemon=True
+        ).start()
+
+    def acquire(self, *, patient: bool) -> Slot | None:
+        """A slot on every writer, or ``None`` on every writer.
+
+        With several writers that keep snapshots, a slot is reused only when the newer one is sealed by
+        all: the agreement comes after each has waited for its own seal.
+        """
+        several = len(self._world.roles) > 1
+        if several and self._errands is not None:
+            self._errands.drain()
+        slot = self._pool.acquire(0.0)
+        if slot is None and patient:
+            self._board.count("delayed")
+            slot = self._pool.acquire(None)
+        if self._world.all(slot is not None):
+            return slot
+        if slot is not None:
+            slot.cancel()
+        return None
+
+    def stage(self, slot: Slot, tensors: Mapping[str, Tensor], stable: frozenset[str]) -> Lease:
+        """Copy what may change before the next update now, and the ``stable`` rest in the background."""
+        staged = slot.stage(tensors, stable=stable, reached=probe.reached)
+        if stable:
+            self._unsettled = staged
+        return Lease(staged)
+
+    def settle(self) -> None:
+        """The guard: before anything may change what is still being copied."""
+        staged, self._unsettled = self._unsettled, None
+        if staged is None:
+            return
+        staged.settle()
+        if staged.void:
+            self._board.count("voided")
+
+    def keep(
+        self, lease: Lease, shard: StagedShard, request: SaveRequest, head: tuple[int, int] | None
+    ) -> None:
+        """Seal this snapshot, and send it to the peers, in the background. ``head``: (c, step) of the
+        newest commit whose rows the request no longer needs."""
+        if self._errands is None:
+            return
+
+        def failed(error: DurableError) -> None:
+            now = self._clock.now()
+            if isinstance(error, StaleSnapshotError):
+                self._board.emit(events.SnapshotVoided(now, request.step, error.message))
+            else:
+                self._board.emit(events.SnapshotFailed(now, request.step, "memory", str(error)))
+
+        work = partial(self._seal, lease, shard, request, head)
+        self._errands.submit(Job(f"seal {request.step}", work, failed, lease.hold()))
+
+    def _seal(
+        self, lease: Lease, shard: StagedShard, request: SaveRequest, head: tuple[int, int] | None
+    ) -> None:
+        seal = sealing.seal_of(request, shard.describe(), head)
+        shard.confirm()
+        if self.keeping.memory:
+            lease.staged.seal(seal)
+            probe.reached(CrashPoint.K5)
+            self._board.sealed("memory", request.step)
+        every = self.keeping.peer_every
+        if self._sender is None or (every is not None and request.step % every):
+            return
+        if self._sender.pending:
+            self._board.count("pushes_skipped")  # the network is behind: the next snapshot will do
+            return
+        work = partial(self._send, seal, lease)
+        self._sender.submit(Job(f"send {request.step}", work, self._raise, lease.hold()))
+
+    def _send(self, seal: Seal, lease: Lease) -> None:
+        for store in self.keeping.peers:
+            try:
+                store.push(seal, lease.staged, self._clock.new_id()[:8])
+            except DurableError as error:
+                self._board.emit(events.SnapshotFailed(self._clock.now(), seal.step, store.name, str(error)))
+            else:
+                self._board.sealed("peer", seal.step)
+
+    def _raise(self, error: DurableError) -> None:
+        raise error
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Until every snapshot staged so far is kept, or has failed."""
+        self.settle()
+        done = [worker.drain(timeout) for worker in self._workers()]
+        return all(done)
+
+    def raise_bug(self) -> None:
+        for worker in self._workers():
+            if worker.bug is not None:
+                raise worker.bug
+
+    def close(self, timeout: float | None) -> bool:
+        self.settle()
+        done = [worker.close(timeout) for worker in self._workers()]  # each of them, whatever the first says
+        return all(done)
+
+    def _workers(self) -> tuple[Errands, ...]:
+        return tuple(worker for worker in (self._errands, self._sender) if worker is not None)

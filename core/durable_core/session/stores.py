@@ -1,0 +1,78 @@
+"""L5. From the tiers as users declare them to what this process can write to and read from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from durable_core.engine import probe
+from durable_core.engine.copies import Place, Source, Sources, TierSource
+from durable_core.engine.sealing import PeerStore
+from durable_core.session import goals
+from durable_core.session.places import Tiers
+from durable_core.session.snapshots import Keeping
+from durable_core.state.snapshots import SlotMemory
+from durable_core.state.staging import SlotPool
+from durable_core.tier.base import Tier
+from durable_core.tier.peer.client import PeerTier
+from durable_core.tier.peer.secret import find_secret
+from durable_core.tier.posix import PosixTier
+
+
+@dataclass(frozen=True)
+class Stores:
+    """``home`` holds the journal and all documents; ``landing`` gets the shards first (it may be home)."""
+
+    home: Place
+    landing: Place
+    memory: SlotMemory | None
+    pool: SlotPool
+    keeping: Keeping
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where checkpoints lie, fastest first."""
+        return tuple(dict.fromkeys((self.landing, self.home)))
+
+    def sources(self, faster: Iterable[Source] = ()) -> Sources:
+        """For one restore: ``faster`` before the places."""
+        return Sources([*faster, *map(TierSource, self.places)])
+
+
+def open_stores(
+    home: Tier, tiers: Tiers, *, run_id: str, generation: int, role: str, slots: int
+) -> Stores:  # fmt: skip
+    """Raises what the tiers raise when they cannot do what is asked of them; peers are not called here."""
+    root = Place(name_of(home), home, tiers.root or goals.default_traits(name_of(home)))
+    landing = root
+    if tiers.disk is not None:
+        disk = PosixTier(Path(tiers.disk.path), reached=probe.reached)
+        disk.probe()
+        landing = Place("disk", disk, tiers.disk.traits or goals.default_traits("disk"))
+    memory = None
+    if tiers.memory is not None:
+        memory = SlotMemory(run_id, directory=Path(tiers.memory.directory), role=role)
+    keeping = Keeping(
+        memory=memory is not None,
+        memory_every=None if tiers.memory is None else tiers.memory.every_n_steps,
+        peers=_peers(tiers, run_id, generation),
+        peer_every=None if tiers.peer is None else tiers.peer.every_n_steps,
+    )
+    return Stores(root, landing, memory, SlotPool(slots + keeping.extra_slots, memory=memory), keeping)
+
+
+def name_of(home: Tier) -> str:
+    """What the journal calls a root: ``disk`` for a directory, ``remote`` for everything else."""
+    return "disk" if isinstance(home, PosixTier) else "remote"
+
+
+def _peers(tiers: Tiers, run_id: str, generation: int) -> tuple[PeerStore, ...]:
+    if tiers.peer is None:
+        return ()
+    secret = find_secret(os.environ)
+    return tuple(
+        PeerStore(address, PeerTier(address, run_id=run_id, generation=generation, secret=secret))
+        for address in tiers.peer.addresses
+    )
