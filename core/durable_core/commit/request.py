@@ -91,6 +91,8 @@ class SaveRequest:
             raise UsageError(f"role {self.role!r} is not one of the distinct roles {self.roles!r}")
         if self.step < 0:
             raise UsageError(f"step {self.step} is negative")
+        if not self.consistent and self.promise is not Promise.DISTRIBUTION:
+            raise UsageError(f"a checkpoint of several steps cannot keep the promise {self.promise.value!r}")
 
     @property
     def coordinates(self) -> bool:

@@ -91,13 +91,15 @@ class StagedShard:
         known = [key for key in local if key in staged]
         total = sum(piece.info.nbytes for piece in pieces)
         if self._previous is not None:
-            same = sum(self._unchanged(key) * local[key].info.nbytes for key in known)
-            return same / max(1, total)
-        probes = _spread(known, local, int(total * _PROBED_SHARE))
-        self._start_hashing(probes)
-        equal = [key for key in probes if self._infos[key].result().xxh3 == local[key].info.xxh3]
-        seen = sum(local[key].info.nbytes for key in probes)
-        return sum(local[key].info.nbytes for key in equal) / max(1, seen)
+            probes = _spread(known, local, total, count=64)
+            shares = [self._unchanged(key) for key in probes]
+        else:
+            probes = _spread(known, local, int(total * _PROBED_SHARE), count=16)
+            self._start_hashing(probes)
+            shares = [float(self._infos[key].result().xxh3 == local[key].info.xxh3) for key in probes]
+        sizes = [local[key].info.nbytes for key in probes]
+        same = sum(share * nbytes for share, nbytes in zip(shares, sizes, strict=True))
+        return same / max(1, sum(sizes))
 
     def write(
         self, tier: Tier, key: str, slices: tuple[SliceKey, ...],
@@ -139,7 +141,7 @@ class StagedShard:
     def _part(self, piece: SliceKey, earlier: tuple[PlacedSlice, int] | None) -> _Part:
         source = self._local(piece)
         part = _Part(source, self._staged.view(source))
-        if earlier is None or self._previous is None:
+        if earlier is None or self._previous is None or part.nbytes < changes.WORTH_BYTES:
             return part
         before, room = earlier
         old = self._previous.holds(source, before.info)
@@ -183,12 +185,13 @@ class StagedShard:
 
 
 def _spread(
-    keys: list[SliceKey], pieces: Mapping[SliceKey, PlacedSlice], budget: int
+    keys: list[SliceKey], pieces: Mapping[SliceKey, PlacedSlice], budget: int, *, count: int
 ) -> tuple[SliceKey, ...]:
-    """Some of ``keys``, spread evenly, of at most ``budget`` bytes together but at least one."""
-    stride = max(1, len(keys) // 16)
+    """About ``count`` of ``keys``, the largest and others, of at most ``budget`` bytes but at least one."""
+    falling = sorted(keys, key=lambda key: -pieces[key].info.nbytes)
+    half = count // 2
     chosen: list[SliceKey] = []
-    for key in sorted(keys[::stride], key=lambda key: -pieces[key].info.nbytes):
+    for key in (*falling[:half], *falling[half :: max(1, len(falling) // half)]):
         nbytes = pieces[key].info.nbytes
         if chosen and nbytes > budget:
             continue
