@@ -241,7 +241,7 @@ def test_preparing_and_growing_leave_snapshots_as_they_are(directory: Path) -> N
 
 def one_slot(directory: Path) -> tuple[Snapshot, Path]:
     save(pool_in(directory), 1).release()
-    *_, snapshot = SlotMemory(RUN, directory=directory).sealed()
+    (snapshot,) = SlotMemory(RUN, directory=directory).sealed()
     return snapshot, snapshot.path
 
 
@@ -386,6 +386,7 @@ def test_an_owner_that_wakes_up_while_its_slot_is_copied_is_found_out_or_too_lat
 
     with pytest.raises(DigestMismatchError):
         acquire(pool).fill(snapshot.seal, read)
+    path.unlink()
     whole, _ = one_slot(directory)
     staged = acquire(pool).fill(whole.seal, whole.read)
     before = infos_of(staged)
