@@ -13,10 +13,12 @@ from durable_core.commit.journal import EMPTY
 from durable_core.commit.request import Known, SaveOutcome, SaveRequest
 from durable_core.commit.save import save_coordinator
 from durable_core.engine import restore
+from durable_core.engine.lineage import Lineage
 from durable_core.engine.performer import Performer
 from durable_core.engine.staged import StagedShard
+from durable_core.errors import DurableError
 from durable_core.state import tree
-from durable_core.state.staging import SlotPool, Staged
+from durable_core.state.staging import SlotPool
 from durable_core.tier.base import Tier
 from durable_core.types import Promise
 
@@ -34,9 +36,12 @@ class Run:
         self.claim = self.performer.run(claim_generation(view, launch_id="L1", members=("dp0",)))
         self.view = self.claim.view
         self.pool = SlotPool(2)
-        self.known: Known | None = None
-        self.last: tuple[Staged, StagedShard] | None = None
+        self.lineage = Lineage()
         self.step = 0
+
+    @property
+    def known(self) -> Known | None:
+        return self.lineage.known
 
     def save(self, state: Mapping[str, Tensor]) -> SaveOutcome:
         """Saves ``{"state": state}`` as the next step."""
@@ -45,20 +50,23 @@ class Run:
         assert slot is not None
         flat = tree.flatten(dict(state), prefix="state")
         staged = slot.stage(flat.tensors)
-        source = StagedShard(staged, "dp0", None if self.last is None else self.last[1])
+        source = StagedShard(staged, "dp0")
         request = SaveRequest(
             role="dp0", roles=("dp0",), token=self.claim.token, run_id="run", step=self.step,
             documents={"state": flat.doc, "role": tree.flatten({}, prefix="roles/dp0").doc}, cursor=None,
             spec_digest=SHA, promise=Promise.BITWISE, slices=staged.slices, known=self.known,
             twins=self.twins,
         )  # fmt: skip
-        outcome = self.performer.with_source(source).run(save_coordinator(self.view, request))
-        if self.last is not None:
-            self.last[0].release()
-        self.last = (staged, source) if self.keep_previous else None
-        if not self.keep_previous:
+        try:
+            with self.lineage.following(source):
+                outcome = self.performer.with_source(source).run(save_coordinator(self.view, request))
+        except DurableError:
             staged.release()
-        self.view, self.known = outcome.view, outcome.known
+            raise
+        self.lineage.committed(outcome, source, staged.release)
+        if not self.keep_previous:
+            assert self.lineage.spare()
+        self.view = outcome.view
         return outcome
 
     def read(self, c: int) -> dict[str, Tensor]:
@@ -68,8 +76,7 @@ class Run:
         return state
 
     def close(self) -> None:
-        if self.last is not None:
-            self.last[0].release()
+        self.lineage.close()
         self.pool.close(remove=True)
 
 

@@ -10,6 +10,7 @@ from durable_core.commit import reuse
 from durable_core.commit.claim import mark_corrupt
 from durable_core.commit.collect import retire, sweep
 from durable_core.commit.journal import replay
+from durable_core.commit.request import SaveAborted
 from durable_core.commit.retention import Retention
 from durable_core.engine import verify
 from durable_core.engine.inspect import open_tier
@@ -171,3 +172,32 @@ def test_changed_pages_are_found_whatever_changed():
             assert (patched == new).all()
     assert changes.runs(memoryview(b"a" * 9000), memoryview(b"b" * 9000), 8000) is None
     assert changes.runs(memoryview(b"a"), memoryview(b"ab"), 8000) is None
+
+
+def test_a_slot_that_is_needed_is_given_up_and_the_save_is_whole(tier):
+    run = Run(tier)
+    generator = torch.Generator().manual_seed(3)
+    state = embedding()
+    run.save(state)
+    assert run.pool.acquire() is not None and run.pool.acquire() is None, "held for comparison"
+    assert run.lineage.spare() and not run.lineage.spare()
+    touch(state, 0.001, generator)
+    outcome = run.save(state)
+    assert outcome.bytes_written > 0.9 * outcome.bytes and same(run.read(outcome.c), state)
+    run.close()
+
+
+def test_after_a_save_that_failed_the_last_commit_is_still_followed(tier, monkeypatch):
+    run = Run(tier)
+    generator = torch.Generator().manual_seed(4)
+    state = embedding()
+    run.save(state)
+    touch(state, 0.001, generator)
+    with monkeypatch.context() as patch:
+        patch.setattr(tier, "size", lambda key: 0)
+        with pytest.raises(SaveAborted) as caught:
+            run.save(state)
+    run.view = caught.value.view
+    outcome = run.save(state)
+    assert same(run.read(outcome.c), state)
+    run.close()

@@ -59,20 +59,24 @@ class StagedShard:
     """``ShardSource`` over a staged slot. ``own`` maps a key given to this role alone
     (``roles/dp1/state/x``, stored because replicas differ) back to the staged key (``state/x``).
 
-    ``previous``: the shard of the parent's save, while its slot still holds its bytes; of slices that changed
-    only here and there, patches are then written. ``compared`` is called when its bytes are not looked at
-    any more; until then, or the end of the save, its slot must not be released.
+    It may ``follow`` the shard of the parent's save: of slices that changed only here and there, patches are
+    then written.
     """
 
-    def __init__(
-        self, staged: Staged, role: str, previous: StagedShard | None = None,
-        compared: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    def __init__(self, staged: Staged, role: str) -> None:
         self._staged = staged
         self._own = f"roles/{role}/"
         self._infos: dict[SliceKey, Future[SliceInfo]] = {}
-        self._previous = previous
-        self._compared = compared
+        self._previous: StagedShard | None = None
+        self._compared: Callable[[], None] = lambda: None
+
+    def follow(self, previous: StagedShard | None, compared: Callable[[], None]) -> None:
+        """``previous``: the shard of the parent's save, while its slot still holds its bytes.
+
+        ``compared`` is called when they are not looked at any more; until then, or the end of the save, that
+        slot must not be released.
+        """
+        self._previous, self._compared = previous, compared
 
     def describe(self) -> tuple[SliceInfo, ...]:
         """Digests of every staged slice, sorted as the slices are."""
