@@ -145,7 +145,10 @@ def test_blocks_of_two_writes_of_one_key_cannot_be_mixed() -> None:
         first = path.read_bytes()
         tier.put(KEY, STALE)
         second = path.read_bytes()
-        path.write_bytes(first[:BLOCK] + second[BLOCK:])
+        tags = slice(len(BIG), len(BIG) + TAG_BYTES)
+        mixed = bytearray(second)
+        mixed[:BLOCK], mixed[tags] = first[:BLOCK], first[tags]  # a block with the tag it had
+        path.write_bytes(mixed)
         with pytest.raises(DigestMismatchError):
             tier.get(KEY)
         path.write_bytes(second)

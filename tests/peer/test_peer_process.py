@@ -64,6 +64,18 @@ def test_killed_and_restarted_it_has_everything(directory: Path) -> None:
             client(again["address"], generation=4).put("hints/x", b"x")
 
 
+def test_a_client_goes_on_with_the_agent_that_took_its_place(directory: Path) -> None:
+    """Its idle connection leads nowhere, which it notices before it says anything on it."""
+    with agent(directory) as (process, said):
+        tier = client(said["address"])
+        tier.put("hints/x", b"1")
+        process.kill()
+        process.wait()
+        with agent(directory, "--port", said["address"].rpartition(":")[2]):
+            tier.put("hints/x", b"2")
+            assert tier.get("hints/x") == b"2"
+
+
 def test_killed_in_the_middle_of_a_write_it_has_no_part_of_it(directory: Path) -> None:
     with agent(directory) as (process, said):
         tier = client(said["address"])
