@@ -11,7 +11,6 @@ import pytest
 from peer_agents import BIG, KEY, OTHER_RUN, RUN, client, serving, shared_memory, until
 
 from durable_core.errors import TierFull, UsageError
-from durable_core.tier.peer import store as stores
 from durable_core.tier.peer.agent import Agent, Pace
 from durable_core.tier.peer.client import blocks_from
 from durable_core.tier.peer.connections import parse_address
@@ -84,14 +83,9 @@ def test_replacing_counts_once() -> None:
         for size in (1, 100_000, 5, 0, 70_000):
             tier.put("hints/x", bytes(size))
             assert agent.store.room.used == pages(stored_bytes(size))
-
-
-def test_what_is_replaced_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "MAX_REPLACED", 1000)
-    with serving() as agent:
-        with pytest.raises(UsageError, match="at most 1000 bytes"):
-            client(agent).put("hints/x", bytes(1001))
-        assert agent.store.room.used == 0
+        tier.replace_object("hints/x", [BIG, BIG])
+        assert agent.store.room.used == pages(stored_bytes(2 * len(BIG)))
+        assert tier.get("hints/x") == BIG + BIG
 
 
 def test_many_clients_at_once_get_what_they_put() -> None:

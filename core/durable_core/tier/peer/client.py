@@ -48,6 +48,8 @@ class PeerTier(Tier):
     operation in progress has a connection, of which two stay open between operations.
     """
 
+    replaces_atomically = True
+
     def __init__(
         self,
         address: str,
@@ -148,6 +150,9 @@ class PeerTier(Tier):
         if not stored:
             raise UsageError(f"{key} is already there, and objects are immutable")
         return nbytes
+
+    def replace_object(self, key: str, parts: Iterable[Buffer]) -> int:
+        return self._write(key, parts, replace=True, expected=0)[1]
 
     def delete(self, key: str) -> None:
         layout.check_key(key)

@@ -38,8 +38,6 @@ from durable_core.tier.syscalls import mapped, read_all
 _PAGE = 4096
 #: Run ids become names of files here.
 _MAX_RUN_ID = 64
-#: Bytes of an object that may be replaced: hints, gathered in memory before they are written.
-MAX_REPLACED = 8 * 1024 * 1024
 
 
 class Room:
@@ -83,7 +81,7 @@ class Claim:
             self._room.move(more)
             self._taken += more
 
-    def keep(self, nbytes: int, replaced: int = 0) -> None:
+    def keep(self, nbytes: int, replaced: int) -> None:
         """``nbytes`` are stored in place of ``replaced``; the rest of the claim is free again."""
         self._room.move(pages(nbytes) - self._taken - pages(replaced))
         self._taken = 0
@@ -144,7 +142,6 @@ class RunStore:
 
     def __init__(self, run_id: str, directory: Path, fences: PosixTier, room: Room) -> None:
         self.run_id = run_id
-        self._directory = directory
         self._objects = _Objects(directory)
         self._fences = fences
         self._room = room
@@ -166,10 +163,11 @@ class RunStore:
     def write(
         self, key: str, parts: Iterable[Buffer], generation: int, *, replace: bool, expected: int
     ) -> bool:
-        """Store an object; whether it was (``False``: the key is taken). claims ``expected`` bytes first.
+        """Store an object; whether it was (``False``: the key is taken).
 
-        With ``replace`` it may be there, and is small. Raises ``Fenced``, ``TierFull`` and what
-        ``PosixTier`` and ``parts`` raise; then nothing is visible, unless it is ``InDoubt``.
+        Room for ``expected`` bytes is claimed before any come, 0 where that is not known. With ``replace``
+        the key may be taken. Raises ``Fenced``, ``TierFull`` and what ``PosixTier`` and ``parts`` raise; then
+        nothing has changed, unless it is ``InDoubt``.
         """
         self._refuse_stale(generation)
         if not replace and self._objects.stored(key):
@@ -177,26 +175,23 @@ class RunStore:
         with contextlib.ExitStack() as held:
             claim = held.enter_context(Claim(self._room))
             claim.reach(expected)
-            incoming = self._counted(parts, claim)
-            if replace:
-                whole = _joined(key, incoming)
-                held.enter_context(self._owned(generation))
-                replaced = self._objects.stored(key)
-                self._objects.put(key, whole)
-                claim.keep(len(whole), replaced)
-                return True
+            replaced = 0
 
             def then_owned() -> Iterator[Buffer]:
                 """Own the run from the last byte until the object has its name."""
-                yield from incoming
+                nonlocal replaced
+                yield from self._counted(parts, claim)
                 held.enter_context(self._owned(generation))
-                if self._objects.stored(key):
+                replaced = self._objects.stored(key)
+                if replaced and not replace:
                     raise _Taken
 
+            store = self._objects.replace_object if replace else self._objects.write_object
             try:
-                claim.keep(self._objects.write_object(key, then_owned()))
+                nbytes = store(key, then_owned())
             except _Taken:
                 return False
+            claim.keep(nbytes, replaced)
             return True
 
     def delete(self, key: str, generation: int) -> None:
@@ -296,15 +291,6 @@ class Store:
 
     def _home(self, run_id: str) -> Path:
         return self.directory / "runs" / run_id
-
-
-def _joined(key: str, parts: Iterable[Buffer]) -> bytes:
-    whole = bytearray()
-    for part in parts:
-        whole += part
-        if len(whole) > MAX_REPLACED:
-            raise UsageError(f"{key}: what is replaced at a peer has at most {MAX_REPLACED} bytes")
-    return bytes(whole)
 
 
 def run_fault(run_id: object) -> str:
