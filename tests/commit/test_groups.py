@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from commit_harness import Store, model_at, new_run, request, start
 
 from durable_core.commit.groups import (
     Cadences,
     Group,
     allow,
     due,
+    held,
     is_consistent,
     published,
     steps_after,
 )
+from durable_core.commit.save import save_coordinator
 from durable_core.errors import UsageError
-from durable_core.types import Promise
+from durable_core.testing.sim import content
+from durable_core.types import Promise, Token
 
 POLICY = published(["*emb*", "*norm*"], ["*layer.1?.*"], ["*layer.?.*"])
 
@@ -89,3 +93,35 @@ def test_nobody_gets_one_unasked():
 def test_settings_are_checked(make):
     with pytest.raises(UsageError):
         make()
+
+
+def test_a_composite_holds_what_is_not_due_and_says_so():
+    store = Store()
+    new_run(store)
+    claim = start(store)
+    policy = Cadences((Group("slow", 4, ("state/w",)),))
+    view, last_full, seen = claim.view, None, []
+    for step in range(1, 10):
+        model = model_at(step)
+        decision = due(policy, step, last_full=last_full)
+        last_full = step if decision.full else last_full
+        keys = content.slices_of(model, "dp0")
+        asked = request(claim.token, model, promise=Promise.DISTRIBUTION, held=held(policy, decision, keys))
+        outcome = store.run(save_coordinator(view, asked), keys)
+        view = outcome.view
+        manifest = outcome.known.manifest
+        (piece,) = manifest.tensors["state/w"].slices
+        of = manifest.topology.get("groups", {}).get("slow", step)
+        data = store.objects[piece.object][piece.begin : piece.begin + piece.info.nbytes]
+        assert data == content.slices_of(model_at(of), "dp0")["state/w"]
+        assert manifest.consistent == (of == step)
+        (piece,) = manifest.tensors["state/b"].slices
+        data = store.objects[piece.object][piece.begin : piece.begin + piece.info.nbytes]
+        assert data == keys["state/b"]
+        seen.append(of)
+    assert seen == [1, 1, 1, 4, 4, 4, 4, 8, 8]
+
+
+def test_a_request_with_held_groups_keeps_no_stronger_promise():
+    with pytest.raises(UsageError, match="bitwise"):
+        request(Token(1, "L"), model_at(1), held={"state/w": "slow"})

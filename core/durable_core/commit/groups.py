@@ -88,6 +88,14 @@ def due(policy: Cadences, step: int, *, last_full: int | None, full_seconds: flo
     return Due(chosen, False, f"step {step} is a multiple of their cadences" if chosen else "no group is due")
 
 
+def held(policy: Cadences, decision: Due, keys: Iterable[str]) -> dict[str, str]:
+    """Of ``keys`` those that stay as they were saved before, with their group (``SaveRequest.held``)."""
+    if decision.full:
+        return {}
+    groups = {key: policy.group_of(key) for key in keys}
+    return {key: group for key, group in groups.items() if group and group not in decision.groups}
+
+
 def steps_after(steps: Mapping[str, int], decision: Due, step: int) -> dict[str, int]:
     """The step of each group in the checkpoint that ``decision`` makes at ``step``."""
     return {**steps, **dict.fromkeys(decision.groups, step)}

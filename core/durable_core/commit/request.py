@@ -57,7 +57,8 @@ class SaveRequest:
     ``roles``: every writer, the coordinator first. ``documents``: typed JSON by name (``state``,
     ``role``, …). ``slices``: what is staged; ``None`` asks by ``Describe``. ``known``: a manifest in hand; it
     saves reading that of the parent when it is the same. ``twins``: whether what never changes is stored
-    twice, which is for runs with one durable place; the same for every role. ``ledger``: ``None`` when the
+    twice, which is for runs with one durable place; the same for every role. ``held``: tensors of groups that
+    are not due (``groups``), with their group, the same for every role too. ``ledger``: ``None`` when the
     data does not come through the ledger. The rest goes into the manifest as it is, from the
     coordinator's request. ``adopted``: what is saved is a sealed snapshot of that generation,
     the one this token's replaced (``commit.adopt``).
@@ -83,6 +84,7 @@ class SaveRequest:
     deadlines: Deadlines = field(default_factory=Deadlines)
     known: Known | None = None
     twins: bool = True
+    held: Mapping[str, str] = field(default_factory=dict)
     consistent: bool = True
     adopted: int | None = None
 
@@ -91,7 +93,7 @@ class SaveRequest:
             raise UsageError(f"role {self.role!r} is not one of the distinct roles {self.roles!r}")
         if self.step < 0:
             raise UsageError(f"step {self.step} is negative")
-        if not self.consistent and self.promise is not Promise.DISTRIBUTION:
+        if (self.held or not self.consistent) and self.promise is not Promise.DISTRIBUTION:
             raise UsageError(f"a checkpoint of several steps cannot keep the promise {self.promise.value!r}")
 
     @property

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from durable_core.format import layout
 from durable_core.format.manifest import Manifest
@@ -44,51 +44,58 @@ WHOLE_SHARE = 1 / 20
 @dataclass(frozen=True)
 class Base:
     """What a save is planned on: the parent's ``manifest``, the ``digest`` the journal has of it, and what
-    was known when ``c`` was allocated. ``distrusted``: keys of objects marked damaged, and prefixes (ending
-    with ``/``) of checkpoints marked as a whole. ``twins``: whether lonely slices get a second copy."""
+    was known when ``c`` was allocated.
+
+    ``distrusted``: keys of objects marked damaged, and prefixes (ending with ``/``) of checkpoints marked as
+    a whole. ``twins``: whether lonely slices get a second copy. ``held``: tensors that stay as the parent has
+    them although they changed, with the group that is not due (``groups``).
+    """
 
     manifest: Manifest
     digest: str
     c: int
     distrusted: frozenset[str] = frozenset()
     twins: bool = True
+    held: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Reuse:
     """``kept``: slices referred to where they lie. ``twins``: those of them that get a second copy.
     ``patchable``: changed slices, with the parent's, that may be written as a patch. ``moved``: unchanged
-    slices that are written all the same, with the reason."""
+    slices that are written all the same, with the reason. ``held``: those kept that have changed, with their
+    group."""
 
     kept: Mapping[SliceKey, PlacedSlice]
     twins: frozenset[SliceKey]
     patchable: Mapping[SliceKey, PlacedSlice]
     moved: Mapping[SliceKey, str]
+    held: Mapping[SliceKey, str] = field(default_factory=dict)
 
 
 def reuse(stored: Iterable[SliceInfo], base: Base | None) -> Reuse:
     """Decide for slices by the keys they are stored under."""
     if base is None:
         return Reuse({}, frozenset(), {}, {})
+    infos = tuple(stored)
     pieces = {piece.info.slice: piece for entry in base.manifest.tensors.values() for piece in entry.slices}
+    held = _held(infos, pieces, base)
     kept: dict[SliceKey, PlacedSlice] = {}
     patchable: dict[SliceKey, PlacedSlice] = {}
     moved: dict[SliceKey, str] = {}
-    total = 0
-    for info in stored:
-        total += info.nbytes
+    for info in infos:
         piece = pieces.get(info.slice)
-        if piece is None:
+        if piece is None or info.slice in held:
             continue
-        damaged = next((e.object for e in piece.extents if is_distrusted(e.object, base.distrusted)), None)
+        damaged = _damaged(piece, base)
         if damaged is None and piece.info == info:
             kept[info.slice] = piece
-        elif damaged is None:
-            if _may_be_patched(info, piece):
-                patchable[info.slice] = piece
-        elif piece.info == info:
+        elif damaged is None and _alike(info, piece) and patch_room(piece) > 0:
+            patchable[info.slice] = piece
+        elif damaged is not None and piece.info == info:
             moved[info.slice] = f"{damaged} is marked damaged"
-    given_up = _given_up(kept.values(), patchable.values(), base.manifest)
+    stay = {key: pieces[key] for key in held}
+    given_up = _given_up((*kept.values(), *patchable.values(), *stay.values()), base.manifest)
     for key, piece in list(kept.items()):
         why = next((given_up[e.object] for e in piece.extents if e.object in given_up), None)
         if why is None:
@@ -99,15 +106,36 @@ def reuse(stored: Iterable[SliceInfo], base: Base | None) -> Reuse:
         else:
             moved[key] = why
             del kept[key]
-    patchable = {
-        key: piece
-        for key, piece in patchable.items()
-        if not any(extent.object in given_up for extent in piece.extents)
-    }
+    for key, piece in list(patchable.items()):
+        if any(extent.object in given_up for extent in piece.extents):
+            del patchable[key]
+    total = sum(info.nbytes for info in infos)
     for key in _due_for_writing(patchable.values(), base, total):
         del patchable[key]
     twins = _due_for_a_twin(kept.values(), base, total) if base.twins else frozenset()
-    return Reuse(kept, twins, patchable, moved)
+    return Reuse({**kept, **stay}, twins, patchable, moved, held)
+
+
+def _held(
+    infos: tuple[SliceInfo, ...], pieces: Mapping[SliceKey, PlacedSlice], base: Base
+) -> dict[SliceKey, str]:
+    """Changed slices of the groups that are not due. A group of which the parent does not have everything
+    whole is saved after all: its tensors are of one step, always."""
+    changed: dict[SliceKey, str] = {}
+    broken = set()
+    for info in infos if base.held else ():
+        group, piece = _group(info.slice.key, base.held), pieces.get(info.slice)
+        if group is None or (piece is not None and piece.info == info):
+            continue
+        changed[info.slice] = group
+        if piece is None or not _alike(info, piece) or _damaged(piece, base) is not None:
+            broken.add(group)
+    return {key: group for key, group in changed.items() if group not in broken}
+
+
+def _damaged(piece: PlacedSlice, base: Base) -> str | None:
+    """An object marked damaged in which something of the slice lies."""
+    return next((e.object for e in piece.extents if is_distrusted(e.object, base.distrusted)), None)
 
 
 def is_distrusted(key: str, distrusted: frozenset[str]) -> bool:
@@ -128,23 +156,26 @@ def patch_room(piece: PlacedSlice) -> int:
     return max(0, min(int(piece.info.nbytes * PATCHED_SHARE) - taken, piece.info.nbytes // 2))
 
 
-def _may_be_patched(info: SliceInfo, piece: PlacedSlice) -> bool:
-    same = (info.dtype, info.global_shape, info.nbytes) == (
-        piece.info.dtype, piece.info.global_shape, piece.info.nbytes,
-    )  # fmt: skip
-    return same and patch_room(piece) > 0
+def _alike(info: SliceInfo, piece: PlacedSlice) -> bool:
+    """The same place of the same tensor, whatever the bytes."""
+    old = piece.info
+    return (info.dtype, info.global_shape, info.nbytes) == (old.dtype, old.global_shape, old.nbytes)
 
 
-def _given_up(
-    kept: Iterable[PlacedSlice], patchable: Iterable[PlacedSlice], manifest: Manifest
-) -> dict[str, str]:
+def _group(key: str, held: Mapping[str, str]) -> str | None:
+    """``held`` has the names a role knows its tensors by; stored ones may be under ``roles/<role>/``."""
+    own = key.split("/", 2)[-1] if key.startswith("roles/") else key
+    return held.get(key) or held.get(own)
+
+
+def _given_up(pieces: Iterable[PlacedSlice], manifest: Manifest) -> dict[str, str]:
     """Objects not worth keeping, with the reason.
 
     What may be patched counts as in use. Whether it is patched only its writer knows; if it was written whole
     after all, the next save sees that its old bytes are dead.
     """
     live: Counter[str] = Counter()
-    for piece in (*kept, *patchable):
+    for piece in pieces:
         for extent in piece.extents:
             live[extent.object] += extent.nbytes
     sizes = {info.key: info.nbytes - info.header_bytes for info in manifest.objects}

@@ -17,7 +17,7 @@ from durable_core.commit.machine import COORDINATOR, WRITER, Event, Phase, Walk
 from durable_core.commit.objects import poll, put_document
 from durable_core.commit.plan import check_receipts, receipt_digests, unite
 from durable_core.commit.request import Known, SaveAborted, SaveOutcome, SaveRequest
-from durable_core.commit.reuse import Base
+from durable_core.commit.reuse import Base, Reuse
 from durable_core.commit.watch import Watch
 from durable_core.commit.writing import Attempt, collect, write_part
 from durable_core.errors import (
@@ -172,14 +172,23 @@ def _verify(
         documents=whole.documents,
         receipts=receipt_digests(found, request.roles),
         counters=request.counters,
-        topology=request.topology,
+        topology={**request.topology, **_groups(attempt, planned.reuse, base)},
         fingerprint=request.fingerprint,
         dataset=request.dataset,
         metrics=request.metrics,
         ledger=ledger,
-        consistent=request.consistent,
+        consistent=request.consistent and not planned.reuse.held,
     )
     return manifest, whole.bytes_written
+
+
+def _groups(attempt: Attempt, found: Reuse, base: Base | None) -> dict[str, Any]:
+    """The step that each group which is not due is of, from the parent's own account of it."""
+    if not found.held or base is None:
+        return {}
+    before = base.manifest.topology.get("groups", {})
+    steps = {group: before.get(group, base.manifest.step) for group in set(found.held.values())}
+    return {"groups": dict(sorted(steps.items()))}
 
 
 def _put_ledger_index(attempt: Attempt, found: Mapping[str, Receipt]) -> Program[LedgerRef | None]:

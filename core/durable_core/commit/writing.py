@@ -57,7 +57,9 @@ class Attempt:
 def write_part(walk: Walk, attempt: Attempt, watch: Watch) -> Program[tuple[Receipt, Base | None]]:
     """Offer, shard, ledger segment, receipt: all durable when this returns. With the base, if any."""
     request, name = attempt.request, attempt.name
-    base = yield from _worthwhile((yield from read_base(attempt)))
+    base = yield from read_base(attempt)
+    if not request.held:
+        base = yield from _worthwhile(base)
     alone = len(request.roles) == 1
     if alone and base is None and request.slices is not None:
         written = yield from _write(attempt, request.slices, {})
@@ -111,7 +113,10 @@ def read_base(attempt: Attempt) -> Program[Base | None]:
             manifest = manifests.decode(data, key=parent.manifest)
         except CorruptError:
             return None  # restore and scrub tell of it; the next manifest does not depend on it
-    return Base(manifest, parent.manifest_digest, info.c, info.distrusted, attempt.request.twins)
+    request = attempt.request
+    return Base(
+        manifest, parent.manifest_digest, info.c, info.distrusted, twins=request.twins, held=request.held
+    )
 
 
 def _worthwhile(base: Base | None) -> Program[Base | None]:

@@ -6,6 +6,7 @@ from durable_core.commit.journal import Draft
 from durable_core.format.record import Kind
 from durable_core.testing.check.actors import (
     DIGEST,
+    adopter,
     allocator,
     backwards,
     canceller,
@@ -62,7 +63,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         "what is retired is reused through the parent",
         created("L1", 1),
-        (continuing("L1", 10, 20, reuses=(0,)), controller("C1", (_RETIRE, 0)), worker("L2", 1)),
+        (continuing("L1", 10, 20, reuses=(0,)), controller("C1", (_RETIRE, 0))),
         1,
     ),
     Scenario(
@@ -98,6 +99,25 @@ SCENARIOS: tuple[Scenario, ...] = (
         created("L1", 1),
         (continuing("L1", 10, finish=True), continuing("L1", 12, finish=True), worker("L2", 1)),
         1,
+    ),
+    Scenario(
+        "adoption against the writer that wakes up, and the next claim",
+        created("L1", 1),
+        (continuing("L1", 10), adopter("L2", 15), worker("L2", 1)),
+        1,
+    ),
+    Scenario(
+        "two adoptions race, and one comes late",
+        created("L1", 1),
+        (adopter("L3", 15), adopter("L2", 15, 5)),
+        1,
+    ),
+    Scenario(
+        "adoption in a fork",
+        created("L1", 2),
+        (forker(0, "L2", adopts=12), continuing("L1", 20)),
+        1,
+        explicit=True,
     ),
     Scenario("an impostor", created("L1", 1), (worker("L2", 1), impostor("L3"), impostor("L1")), 1),
     Scenario(
@@ -169,7 +189,16 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
 )
 
-_LARGE = ("a writer", "three", "reuse", "two controllers", "corruption", "claims decided", "two first")
+_LARGE = (
+    "a writer",
+    "three",
+    "reuse",
+    "two controllers",
+    "corruption",
+    "claims decided",
+    "two first",
+    "adoption against",
+)
 #: The same, the worlds of more than 20,000 states last.
 SMALL_FIRST = tuple(sorted(SCENARIOS, key=lambda scenario: scenario.name.startswith(_LARGE)))
 
