@@ -298,12 +298,14 @@ def test_residue_of_a_fenced_generation_goes_and_that_of_the_living_stays(
     tier: RemoteTier, weed: str, prefix: str
 ) -> None:
     abandon(weed, prefix, KEY)
-    abandon(weed, prefix, LATER)
     assert tier.collect_residue() == 0  # nothing is known of anybody's death
-    tier.write_object(LATER.replace("dp0", "dp1"), [b"x"])  # generation 2 is at work here
+    abandon(weed, prefix, LATER)  # generation 2 is at work here
     assert tier.collect_residue() == 1
     assert unfinished(weed, prefix) == [f"{prefix}/{LATER}"]
     assert tier.collect_residue() == 0
+    tier.write_object(LATER.replace("g000002", "g000003"), [b"x"])
+    assert tier.collect_residue() == 1
+    assert unfinished(weed, prefix) == []
 
 
 def test_old_residue_goes_whosever_it_is_within_the_limit(

@@ -53,6 +53,7 @@ def gc(root: str, keep_last: int | None, keep_every_n_steps: int | None) -> Answ
 def _sweep(performer: Performer, found: Collected) -> Collected:
     try:
         swept = performer.run(sweep(found.view))
+        performer.tier.collect_residue()
     except TierError as error:
         return Collected(found.view, None, problem=error.message)
     problem = f"kept for unreadable manifests: {list(swept.kept_unread)}" if swept.kept_unread else ""

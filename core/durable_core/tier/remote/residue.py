@@ -17,7 +17,7 @@ def generation_of(key: str) -> int | None:
 def why_dead(generation: int | None, newest: int, age: float, abandoned_after: float) -> str:
     """Why the writer of an upload can be taken for dead; ``""`` when it may be alive.
 
-    A generation below one that writes here has been fenced, and can never publish what it uploads. Age
+    A generation below one that has written here is fenced, and can never publish what it uploads. Age
     is a guess, and a wrong one costs a living writer that save, never a commit: the completion of an
     aborted upload fails.
     """
@@ -28,37 +28,33 @@ def why_dead(generation: int | None, newest: int, age: float, abandoned_after: f
     return ""
 
 
-class Residue:
-    def __init__(self, client: ObjectClient, prefix: str, abandoned_after: float) -> None:
-        self._client = client
-        self._prefix = prefix
-        self._abandoned_after = abandoned_after
-        self._newest = -1
+def collect(client: ObjectClient, prefix: str, *, now: float, abandoned_after: float, limit: int) -> int:
+    """Remove at most ``limit``; how many. Where uploads may not be listed there are none to be seen, and
+    a lifecycle rule of the bucket has to abort them.
 
-    def writing(self, key: str) -> None:
-        """This process, whose generation the journal let write, is about to write ``key``."""
-        self._newest = max(self._newest, generation_of(key) or 0)
-
-    def collect(self, now: float, limit: int) -> int:
-        """Remove at most ``limit``; how many. Where uploads may not be listed there are none to be seen,
-        and a lifecycle rule of the bucket has to abort them."""
-        removed = 0
-        try:
-            unfinished = list(self._client.uploads(self._prefix))
-        except Refusal as refusal:
-            if refusal.kind not in (Kind.DENIED, Kind.INVALID):
-                raise
-            unfinished = []
+    An object or upload named after a generation proves that the journal let that generation write.
+    """
+    removed = 0
+    try:
+        unfinished = list(client.uploads(prefix))
+    except Refusal as refusal:
+        if refusal.kind not in (Kind.DENIED, Kind.INVALID):
+            raise
+        unfinished = []
+    if unfinished:
+        written = [item.path for item in client.list(prefix + layout.CHECKPOINTS)]
+        seen = [
+            generation_of(path.removeprefix(prefix)) for path in (*written, *(u.path for u in unfinished))
+        ]
+        newest = max((generation for generation in seen if generation is not None), default=0)
         for upload in unfinished:
-            generation = generation_of(upload.path.removeprefix(self._prefix))
-            if removed < limit and why_dead(
-                generation, self._newest, now - upload.begun, self._abandoned_after
-            ):
-                self._client.abort(upload)
+            generation = generation_of(upload.path.removeprefix(prefix))
+            if removed < limit and why_dead(generation, newest, now - upload.begun, abandoned_after):
+                client.abort(upload)
                 removed += 1
-        for item in self._client.list(self._prefix + PROBES):
-            old = now - item.modified > self._abandoned_after
-            if removed < limit and old and item.path.startswith(self._prefix + PROBES):
-                self._client.delete(item.path)
-                removed += 1
-        return removed
+    for item in client.list(prefix + PROBES):
+        old = now - item.modified > abandoned_after
+        if removed < limit and old and item.path.startswith(prefix + PROBES):
+            client.delete(item.path)
+            removed += 1
+    return removed

@@ -29,7 +29,7 @@ from durable_core.tier.remote.client import Head, ObjectClient
 from durable_core.tier.remote.options import Place, RemoteOptions, parse
 from durable_core.tier.remote.proof import Proof, prove
 from durable_core.tier.remote.readahead import ReadAhead
-from durable_core.tier.remote.residue import PROBES, Residue
+from durable_core.tier.remote.residue import PROBES, collect
 from durable_core.tier.remote.sending import Reached, Sending, nothing
 
 T = TypeVar("T")
@@ -61,7 +61,6 @@ class RemoteTier(Tier):
         self._reached = reached
         self._ahead = ReadAhead(self._look, options.ahead)
         self._pool: ThreadPoolExecutor | None = None
-        self._residue = Residue(client, place.prefix, options.abandoned_after)
 
     # --- reading ---------------------------------------------------------------------------
 
@@ -142,7 +141,6 @@ class RemoteTier(Tier):
         names that are never used twice.
         """
         path = self._path(key)
-        self._residue.writing(key)
         sending = Sending(parts, self._options.part_bytes, self._reached)
         first, more = next(sending, b""), next(sending, None)
         if more is not None:
@@ -170,10 +168,17 @@ class RemoteTier(Tier):
     def collect_residue(self, *, limit: int = 1000) -> int:
         """Removes unfinished uploads and what a probe that was killed left.
 
-        An upload is a dead writer's when this process writes for a later generation, or when it is older
-        than ``abandoned_after``.
+        An upload is a dead writer's when a later generation has written here, or when it is older than
+        ``abandoned_after``.
         """
-        return self._ask("collect residue", lambda: self._residue.collect(self._clock.now(), limit))
+
+        def collecting() -> int:
+            return collect(
+                self.client, self._prefix, now=self._clock.now(),
+                abandoned_after=self._options.abandoned_after, limit=limit,
+            )  # fmt: skip
+
+        return self._ask("collect residue", collecting)
 
     # --- parts of these ----------------------------------------------------------------------
 
