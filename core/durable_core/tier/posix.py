@@ -31,7 +31,7 @@ from durable_core.tier.syscalls import NO_LINKS, NOT_APPLIED, lock, mapped, read
 from durable_core.types import CrashPoint
 
 #: Bytes read at a time where they are digested as they come: few enough to be in the cache still.
-STREAM = 1 << 18
+STREAM = 1 << 19
 
 
 def _nothing(point: CrashPoint) -> None:
