@@ -24,7 +24,7 @@ THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 help:
 	@echo "make demo         train uninterrupted, with SIGKILLs, and over damage; compare the weights"
 	@echo "make test         the whole suite        make check        ruff, mypy --strict, layers"
-	@echo "make torture      SIGKILLs, bit flips    make simulate     model check, 20,000 seeds, planted bugs"
+	@echo "make torture      SIGKILLs, lost tiers   make simulate     model check, 20,000 seeds, planted bugs"
 	@echo "make bench        what saving costs      make wheel-check  build, install and import the wheel"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -51,6 +51,7 @@ bench: $(STAMP)
 
 torture: $(STAMP)
 	$(THREADS) $(BIN)/python -m tests.torture --kills $(KILLS)
+	$(THREADS) $(BIN)/python -m tests.torture.tiers --kills $(KILLS)
 	$(THREADS) $(BIN)/python -m tests.torture.bitflip --trials $(FLIPS)
 
 simulate: $(STAMP)

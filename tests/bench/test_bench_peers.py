@@ -62,14 +62,17 @@ def test_what_later_steps_wait_for_counts_as_stall() -> None:
     clock = 0.0
     for number in range(1, 7):
         call, guard = (0.5 if number == 3 else 0.0), (2.0 if number == 4 else 0.0)
-        step = Step(number, number == 4, clock, clock + 1, clock + 1 + guard, clock + 2 + guard)
-        clock = step.ended = step.updated + call
-        tape.steps.append(step)
-    tape.landings.landed[3] = tape.steps[2].updated + 4
+        moments = {"begin": 0.0, "computed": 1.0, "guarded": 1 + guard, "updated": 2 + guard}
+        moments["ended"] = moments["updated"] + call
+        wall = {name: clock + moment for name, moment in moments.items()}
+        tape.steps.append(Step(number, number == 4, wall, wall, others=0.25 * (number > 3)))
+        clock = wall["ended"]
+    tape.landings.landed[3] = tape.steps[2].wall["updated"] + 4
     tape.landings.settle()
     (save,) = tape.figures()["saves"]
     assert (save["call_s"], save["guard_s"], save["stall_s"]) == (0.5, 2.0, 2.5)
     assert (save["slowed_s"], save["slowdown"], save["durable_s"]) == (0.0, 1.0, 4.0)
+    assert save["cpu_s"] == 2.75  # of the others, and of the training thread outside its work
 
 
 def test_ratios_are_taken_within_a_round() -> None:

@@ -17,7 +17,7 @@ from tests.torture.tiers_history import Fate, TierHistory, endure
 from tests.torture.tiers_places import Kind, cluster
 
 #: A snapshot of every step, a checkpoint of every fourth: what is adopted is mostly newer than the head.
-MATRIX = (Cell(0, 1, 1, every=4), Cell(0, 1, 2, every=4))
+MATRIX = (Cell(0, 1, 1, steps=48, every=4), Cell(0, 1, 2, steps=48, every=4))
 LOSSES_OF_A_KIND = 2  # at most, in one history
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -95,7 +96,9 @@ class Origin:
 
     @property
     def label(self) -> str:
-        return f"adopted from {self.adopted}" if self.adopted else "read from " + "+".join(sorted(self.read))
+        if self.adopted:
+            return f"adopted from {self.adopted}"
+        return "read from " + "+".join(sorted(self.read)) if self.read else "began anew"
 
 
 def judge(
@@ -177,6 +180,9 @@ def endure(reference: Reference, cluster: Cluster, root: Path, fates: Iterable[F
     if not history.faults:
         faults, history.audit = judge_the_end(reference, root, life, home=places.home, env=places.env)
         history.faults += faults
+    if history.faults:  # the store may not outlive the campaign
+        lines = [json.dumps(record) for record in cluster.journal(places)]
+        Path(f"{root}.journal").write_text("\n".join(lines))
     cluster.forget(places)
     return history
 

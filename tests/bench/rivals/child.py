@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,7 @@ DIRECT_CHUNK = 4 * MIB
 
 def measured(name: str, plan: Plan, base: Path) -> dict[str, Any]:
     variant = VARIANTS[name]
-    if variant.needs == "lightning":
-        import lightning  # noqa: F401  # its memory is no part of a save
+    import_module(variant.needs)  # its time and memory are no part of a save
     work, tape = Workload(plan.size_mib, plan.matmuls), Tape(plan)
     reset_peak()
     before = memory_mib("VmRSS")
@@ -37,7 +37,7 @@ def measured(name: str, plan: Plan, base: Path) -> dict[str, Any]:
     variant.run(work, plan, base, tape)
     return {
         "state_bytes": work.nbytes,
-        "setup_s": tape.steps[0].begin - began,
+        "setup_s": tape.steps[0].wall["begin"] - began,
         "extra_mib": memory_mib("VmHWM") - before,
         **tape.figures(),
     }

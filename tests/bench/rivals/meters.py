@@ -80,28 +80,37 @@ class Landings:
 
 @dataclass
 class Step:
-    """Moments of one step: its compute, what is waited for before the update, the update, the boundary."""
+    """One step: its compute until ``computed``, what is waited for until ``guarded``, the update until
+    ``updated``, the boundary until ``ended``. ``wall`` and ``cpu`` (the training thread's own) hold the
+    seconds at each moment; ``others``: CPU of all other threads and processes, at ``updated``."""
 
     number: int
     in_flight: bool
-    begin: float
-    computed: float = 0.0
-    guarded: float = 0.0
-    updated: float = 0.0
-    ended: float = 0.0
-    cpu: float = 0.0  # of all processes, at ``updated``
+    wall: dict[str, float] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=dict)
+    others: float = 0.0
+
+    def mark(self, moment: str) -> None:
+        self.wall[moment], self.cpu[moment] = time.perf_counter(), time.thread_time()
 
     @property
     def work_s(self) -> float:
-        return self.computed - self.begin + self.updated - self.guarded
+        wall = self.wall
+        return wall["computed"] - wall["begin"] + wall["updated"] - wall["guarded"]
 
     @property
     def guard_s(self) -> float:
-        return self.guarded - self.computed
+        return self.wall["guarded"] - self.wall["computed"]
 
     @property
     def boundary_s(self) -> float:
-        return self.ended - self.updated
+        return self.wall["ended"] - self.wall["updated"]
+
+    @property
+    def overhead_cpu_s(self) -> float:
+        """Of the training thread outside its work."""
+        cpu = self.cpu
+        return cpu["guarded"] - cpu["computed"] + cpu["ended"] - cpu["updated"]
 
 
 @dataclass
@@ -119,7 +128,8 @@ class Tape:
         number = len(self.steps) + 1
         if number % self.plan.every == 0:
             self.settle()
-        self.steps.append(Step(number, self.landings.pending, time.perf_counter()))
+        self.steps.append(Step(number, self.landings.pending))
+        self.mark("begin")
 
     def settle(self) -> None:
         self.landings.settle()
@@ -127,11 +137,11 @@ class Tape:
         self.helpers_mib = max(self.helpers_mib, held)
 
     def mark(self, moment: str) -> None:
-        setattr(self.steps[-1], moment, time.perf_counter())
+        self.steps[-1].mark(moment)
 
     def updated(self) -> None:
         step = self.steps[-1]
-        step.cpu = cpu_seconds()
+        step.others = cpu_seconds() - time.thread_time()
         if self.plan.due(step.number):
             self.landings.begin(step.number)
         self.mark("updated")
@@ -143,44 +153,52 @@ class Tape:
     def figures(self) -> dict[str, Any]:
         """Seconds, per save in order; the quiet steps are those that ran with no write in flight."""
         quiet = [step for step in self.steps[1:] if not step.in_flight]
-        work = statistics.median(step.work_s for step in quiet)
-        guard = statistics.median(step.guard_s for step in quiet)
-        rest = statistics.median(step.boundary_s for step in quiet if not self.plan.due(step.number))
-        cpu = statistics.median(self._cpu_of(step) for step in self.steps[2 : self.plan.every])
-        saves = [
-            self._save(number, work=work, guard=guard, rest=rest, cpu=cpu)
-            for number in range(self.plan.every, self.plan.steps, self.plan.every)
-            if number not in self.landings.lost
-        ]
+        idle = [step for step in quiet if not self.plan.due(step.number)]
+        usual = Usual(
+            work=statistics.median(step.work_s for step in quiet),
+            guard=statistics.median(step.guard_s for step in quiet),
+            boundary=statistics.median(step.boundary_s for step in idle),
+            cpu=statistics.median(step.overhead_cpu_s for step in idle),
+        )
+        numbers = range(self.plan.every, self.plan.steps, self.plan.every)
         return {
-            "step_s": work,
-            "boundary_s": rest,
-            "saves": saves,
+            "step_s": usual.work,
+            "boundary_s": usual.boundary,
+            "saves": [self._save(number, usual) for number in numbers if number not in self.landings.lost],
             "lost": self.landings.lost,
             "waited_s": max(self.landings.waited_s),
             "helpers_mib": self.helpers_mib,
         }
 
-    def _cpu_of(self, step: Step) -> float:
-        return step.cpu - self.steps[step.number - 2].cpu
-
-    def _save(self, number: int, *, work: float, guard: float, rest: float, cpu: float) -> dict[str, float]:
+    def _save(self, number: int, usual: Usual) -> dict[str, float]:
         own, window = self.steps[number - 1], self.steps[number : number + self.plan.every]
-        call = own.boundary_s - rest
-        guards = sum(step.guard_s - guard for step in window)
+        later = [step for step in window if not self.plan.due(step.number)]
         flown = [step for step in window if step.in_flight]
-        slowed = sum(step.work_s - work for step in flown)
-        slowed += sum(step.boundary_s - rest for step in window if not self.plan.due(step.number))
+        call = own.boundary_s - usual.boundary
+        guards = sum(step.guard_s - usual.guard for step in window)
+        slowed = sum(step.work_s - usual.work for step in flown)
+        slowed += sum(step.boundary_s - usual.boundary for step in later)
+        mine = sum(step.overhead_cpu_s - usual.cpu for step in [own, *later])
         return {
             "call_s": call,
             "guard_s": guards,
             "stall_s": call + guards,
             "slowed_s": slowed,
-            "slowdown": statistics.fmean(step.work_s for step in flown) / work if flown else 1.0,
+            "slowdown": statistics.fmean(step.work_s for step in flown) / usual.work if flown else 1.0,
             "steps_in_flight": len(flown),
-            "durable_s": self.landings.landed[number] - own.updated,
-            "cpu_s": window[-1].cpu - own.cpu - self.plan.every * cpu,
+            "durable_s": self.landings.landed[number] - own.wall["updated"],
+            "cpu_s": window[-1].others - own.others + mine,
         }
+
+
+@dataclass(frozen=True)
+class Usual:
+    """Seconds of a step with no write in flight; ``cpu``: the training thread's outside its work."""
+
+    work: float
+    guard: float
+    boundary: float
+    cpu: float
 
 
 def descendants(pid: int) -> Iterator[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -181,11 +182,30 @@ def accelerate(work: Workload, plan: Plan, base: Path, landings: Landings) -> Sa
 
 
 def durable_session(work: Workload, plan: Plan, base: Path, landings: Landings) -> Saver:
+    return _durable(work, plan, base, landings, None)
+
+
+def durable_memory(work: Workload, plan: Plan, base: Path, landings: Landings) -> Saver:
+    """The staging slots are files in shared memory, sealed: what a worker's death leaves behind."""
+    from durable_core.session.places import Memory, Tiers
+
+    shared = tempfile.TemporaryDirectory(prefix="durable-bench-", dir="/dev/shm")
+    saver = _durable(work, plan, base, landings, Tiers(memory=Memory(directory=shared.name)))
+    close = saver.close
+
+    def close_and_remove() -> None:
+        close()
+        shared.cleanup()
+
+    saver.close = close_and_remove
+    return saver
+
+
+def _durable(work: Workload, plan: Plan, base: Path, landings: Landings, tiers: Any) -> Saver:
     from durable_core import DurableSession
 
-    session = DurableSession.open(
-        base / "run", state={"model": work.model, "optimizer": work.optimizer}, every_n_steps=plan.every
-    )
+    state = {"model": work.model, "optimizer": work.optimizer}
+    session = DurableSession.open(base / "run", state=state, every_n_steps=plan.every, tiers=tiers)
     listen(session.run, landings)
 
     def boundary(number: int) -> None:

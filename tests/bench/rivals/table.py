@@ -56,6 +56,7 @@ VARIANTS: dict[str, Variant] = {
     "accelerate": Variant("sync", "accelerate", ADDED, _plain(plain.accelerate)),
     "lightning_sync": Variant("sync", "lightning", ADDED, _lightning("lightning_sync")),
     "lightning_async": Variant("async", "lightning", ADDED, _lightning("lightning_async")),
-    "durable_session": Variant("ours", "durable_core", ITSELF, _plain(plain.durable_session)),
-    "durable_lightning": Variant("ours", "lightning", ITSELF, _lightning("durable_lightning")),
+    "durable_session": Variant("ours", "durable_core.session.plain", ITSELF, _plain(plain.durable_session)),
+    "durable_memory": Variant("ours", "durable_core.session.plain", ITSELF, _plain(plain.durable_memory)),
+    "durable_lightning": Variant("ours", "lightning_durable", ITSELF, _lightning("durable_lightning")),
 }
