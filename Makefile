@@ -56,7 +56,7 @@ torture: $(STAMP)
 
 simulate: $(STAMP)
 	$(BIN)/python -m durable_core.testing.modelcheck
-	$(BIN)/python -m durable_core.testing.simulate --seeds $(SEEDS) --zombies 10000 --plants
+	$(BIN)/python -m durable_core.testing.simulate --seeds $(SEEDS) --zombies 10000 --adoption 10000 --plants
 
 wheel-check: $(STAMP)
 	bash tools/wheel_check.sh $(VENV)

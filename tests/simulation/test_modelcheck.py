@@ -13,7 +13,8 @@ from durable_core.testing.check.mutants import authority_rules, kill, mutants
 from durable_core.testing.check.scenarios import SCENARIOS, SMALL_FIRST, upgrading
 from durable_core.testing.planted import without
 
-SMALL = ("an impostor", "a step", "creation", "a cold", "epochs", "retirement of", "who", "a report")
+SMALL = ("an impostor", "a step", "creation", "a cold", "epochs", "retirement of", "who", "a report",
+         "two adoptions", "adoption in")  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,14 @@ AUTHORITY: Table = {
     Kind.RUN_FORKED: Row((*_CLAIM, r.fork_origin_usable), _fork),
     Kind.CONTROLLER_CLAIMED: Row((r.run_exists, r.next_epoch), _claim_controller),
     Kind.CHECKPOINT_ALLOCATED: Row(
-        (*_WORKER, r.number_is_next, r.adopts_the_replaced, r.adoption_is_first), _allocate
+        (
+            *_WORKER,
+            r.number_is_next,
+            r.adopts_the_replaced,
+            r.adoption_is_first,
+            r.no_adoption_in_fork,
+        ),
+        _allocate,
     ),
     Kind.CHECKPOINT_COMMITTED: Row(
         (*_WORKER, r.allocated_here, r.parent_is_head, r.step_exceeds_head, r.reuses_the_parents,

@@ -173,13 +173,16 @@ def number_is_next(state: RunState, record: Record) -> Refusal | None:
 
 
 def adopts_the_replaced(state: RunState, record: Record) -> Refusal | None:
-    """Snapshots are adopted of the generation directly before, at the step they were sealed at; never
-    under a fork, which starts from the checkpoint it names."""
+    """Snapshots are adopted of the generation directly before, at the step they were sealed at."""
     adopted = record.payload.get("adopted")
-    if adopted is None:
+    if adopted in (None, {"generation": record.generation - 1, "step": record.payload["step"]}):
         return None
-    if adopted != {"generation": record.generation - 1, "step": record.payload["step"]}:
-        return _unfit(f"adopts {adopted!r}; only generation {record.generation - 1} has been replaced")
+    return _unfit(f"adopts {adopted!r}; only generation {record.generation - 1} has been replaced")
+
+
+def no_adoption_in_fork(state: RunState, record: Record) -> Refusal | None:
+    if record.payload.get("adopted") is None:
+        return None
     if state.forks and state.forks[-1].generation == state.generation:
         return _unfit("a fork starts from the checkpoint it names, and adopts nothing")
     return None

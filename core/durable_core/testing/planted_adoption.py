@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from durable_core.commit import adopt as adoption
-from durable_core.commit import journal, save
+from durable_core.commit import save
 from durable_core.commit.adopt import Adoption, Declined, Replaced, Sight, choose
-from durable_core.commit.effects import Program
+from durable_core.commit.effects import Program, PutIfAbsent
 from durable_core.commit.journal import AppendInDoubt, View
 from durable_core.commit.request import SaveAborted, SaveRequest
+from durable_core.errors import InDoubt
 from durable_core.testing.planted import Plant
+from durable_core.testing.sim.adopting import AdoptingTrainer
+from durable_core.testing.sim.process import intercepted
 from durable_core.testing.sim.subject import MemoryRules, Subject
 
 _UNFIT = adoption._unfit
@@ -64,6 +66,17 @@ def _trains_on_in_doubt(view: View, request: SaveRequest) -> Program[Any]:
         raise SaveAborted("nothing was heard of the adoption", doubt.view) from doubt
 
 
+def unheard(program: Program[Any], script: Any) -> Program[Any]:
+    """While it adopts, a coordinator hears nothing of the commit that it sends."""
+
+    def lose(effect: Any) -> Program[Any]:
+        if isinstance(effect, PutIfAbsent) and b"checkpoint.committed" in effect.data and script.job.adopting:
+            raise InDoubt("no answer")
+        return (yield effect)
+
+    return intercepted(lose, program) if isinstance(script, AdoptingTrainer) else program
+
+
 _TORN = r"is torn|does not restore|does not continue"
 
 
@@ -76,7 +89,7 @@ ADOPTION_PLANTS: tuple[Plant, ...] = (
     _plant(
         "adopts snapshots of older generations",
         "does not continue",
-        300,
+        1000,
         patches=((adoption, "_unfit", _any_generation),),
     ),
     _plant("adopts without copying, while the old worker scribbles", _TORN, 1000, copies=False),
@@ -84,36 +97,38 @@ ADOPTION_PLANTS: tuple[Plant, ...] = (
     _plant(
         "starts from memory below the newest commit",
         r"training starts at step \d+, behind",
-        300,
+        100,
         patches=((adoption, "_unfit", _any_step),),
         waits_for_commit=False,
     ),
-    _plant("mixes steps of two writers", _TORN, 300, choose=_newest_of_each),
+    _plant("mixes steps of two writers", _TORN, 100, choose=_newest_of_each),
     _plant(
         "adopts after a numeric restart",
         "restart was for F12|itself doubted",
-        300,
+        1000,
         choose=_whatever_the_reason,
     ),
-    _plant("adopts behind a damaged head", "went back behind", 1000, choose=_behind_the_head),
+    _plant("adopts behind a damaged head", "went back behind", 3000, choose=_behind_the_head),
     _plant(
         "reuses a slot before all have sealed a newer one",
         r"was sealed by all of generation \d+, and lost",
-        300,
+        100,
         reusable=lambda slot, common: True,
     ),
     _plant(
         "takes the least of the newest for a step that all have sealed",
         r"was sealed by all of generation \d+, and lost",
-        1000,
+        4000,
         common=lambda sealed: min(max(steps, default=-1) for steps in sealed),
     ),
     _plant("seals only the rows since its last snapshot", r"the ledger of", 100, rows_since_commit=False),
-    _plant(
-        "trains on while the adoption is in doubt",
-        r"holds Model|the ledger of|does not continue|given up",
-        1000,
-        patches=((save, "append", partial(journal.append, attempts=1)),),
-        adopt=_trains_on_in_doubt,
+    Plant(
+        Subject(
+            "trains on while the adoption is in doubt",
+            memory=MemoryRules(adopt=_trains_on_in_doubt),
+            wrap=unheard,
+        ),
+        r"holds Model",
+        100,
     ),
 )

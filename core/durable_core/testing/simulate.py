@@ -1,8 +1,9 @@
 """``python -m durable_core.testing.simulate``: run the deterministic simulator and print its figures.
 
 ``--seeds N`` runs N schedules; ``--seed S --trace`` runs one again and tells it line by line;
-``--zombies N`` stops and wakes writers; ``--plants`` shows that planted bugs are found. Ends with 1
-when an invariant was violated, or a planted bug was not found.
+``--zombies N`` stops and wakes writers; ``--adoption N`` runs N schedules of hosts that remember, with
+``--seed`` that one; ``--plants`` shows that planted bugs are found. Ends with 1 when an invariant was
+violated, or a planted bug was not found.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from durable_core.clock import SystemClock
-from durable_core.testing.planted import PLANTS
+from durable_core.testing.planted import PLANTS, Plant
+from durable_core.testing.planted_adoption import ADOPTION_PLANTS
+from durable_core.testing.sim.harbour import MemoryWorld
 from durable_core.testing.sim.world import World
 from durable_core.testing.sim.zombies import ZombieWorld
-from durable_core.testing.simulator import run_seed, search
+from durable_core.testing.simulator import search
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,35 +29,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, metavar="S", help="run one schedule")
     parser.add_argument("--trace", action="store_true", help="with --seed: tell every event")
     parser.add_argument("--zombies", type=int, default=0, metavar="N", help="run N zombie interleavings")
+    parser.add_argument("--adoption", type=int, default=0, metavar="N", help="run N schedules with memory")
     parser.add_argument("--plants", action="store_true", help="look for every planted bug")
     options = parser.parse_args(arguments)
     good = True
     if options.seed is not None:
-        good &= _one(options.seed, trace=options.trace)
+        world = MemoryWorld if options.adoption else World
+        return 0 if _one(world(options.seed, trace=options.trace)) else 1
     if options.seeds:
-        good &= _many(range(options.start, options.start + options.seeds))
+        good &= _many(range(options.start, options.start + options.seeds), World)
+    if options.adoption:
+        good &= _many(range(options.start, options.start + options.adoption), MemoryWorld)
     if options.zombies:
         good &= _zombies(range(options.start, options.start + options.zombies))
     if options.plants:
-        good &= _plants()
+        good &= _plants(PLANTS, World)
+        good &= _plants(ADOPTION_PLANTS, MemoryWorld)
     return 0 if good else 1
 
 
-def _one(seed: int, *, trace: bool) -> bool:
-    world = run_seed(seed, trace=trace)
-    for line in world.log:
+def _one(world: World) -> bool:
+    for line in world.run().log:
         _say(line)
     _report(world)
     return not world.violations
 
 
-def _many(seeds: range) -> bool:
+def _many(seeds: range, kind: type[World]) -> bool:
     clock = SystemClock()
     begin = clock.monotonic()
     bad = 0
     totals: Counter[str] = Counter()
     for seed in seeds:
-        world = run_seed(seed)
+        world = kind(seed).run()
         totals.update(world.counts())
         if world.violations:
             bad += 1
@@ -78,10 +85,10 @@ def _zombies(seeds: range) -> bool:
     return accepted == 0 and broken == 0
 
 
-def _plants() -> bool:
+def _plants(plants: Sequence[Plant], kind: type[World]) -> bool:
     good = True
-    for plant in PLANTS:
-        finding = search(range(plant.seeds), plant.subject, plant.sign)
+    for plant in plants:
+        finding = search(range(plant.seeds), plant.subject, plant.sign, kind)
         good &= finding is not None
         where = f"MISSED in {plant.seeds} seeds"
         if finding is not None:

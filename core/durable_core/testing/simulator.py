@@ -21,13 +21,15 @@ def run_seed(seed: int, subject: Subject | None = None, *, trace: bool = False) 
     return World(seed, subject, trace=trace).run()
 
 
-def search(seeds: Iterable[int], subject: Subject | None = None, sign: str = "") -> Finding | None:
+def search(
+    seeds: Iterable[int], subject: Subject | None = None, sign: str = "", world: type[World] = World
+) -> Finding | None:
     """The first seed whose schedule violates an invariant, or ``None``.
 
-    With ``sign``, a regular expression, only violations that it matches count.
+    With ``sign``, a regular expression, only violations that it matches count. ``world``: what kind of it.
     """
     for seed in seeds:
-        violations = run_seed(seed, subject).violations
+        violations = world(seed, subject).run().violations
         found = tuple(violation for violation in violations if re.search(sign, violation))
         if found:
             return Finding(seed, found)

@@ -66,7 +66,12 @@ def record(view: View, notes: Notes, draft: Draft) -> Program[View]:
 
 
 def commit(
-    view: View, notes: Notes, token: Token, step: int, reuses: tuple[int, ...] = ()
+    view: View,
+    notes: Notes,
+    token: Token,
+    step: int,
+    reuses: tuple[int, ...] = (),
+    adopted: int | None = None,
 ) -> Program[View]:
     """Allocate with the real program, then commit."""
     request = SaveRequest(
@@ -79,6 +84,7 @@ def commit(
         cursor=None,
         spec_digest=DIGEST,
         promise=Promise.BITWISE,
+        adopted=adopted,
     )
     view, attempt = yield from allocate(view, request)
     return (yield from record(view, notes, committed(token, attempt.info, reuses)))
@@ -151,6 +157,23 @@ def continuing(launch: str, *steps: int, reuses: tuple[int, ...] = (), finish: b
         if finish:
             payload = {"c": view.state.head, "target": None}
             yield from record(view, notes, Draft.by(token, Kind.RUN_SUCCEEDED, payload))
+
+    return guarded(body)
+
+
+def adopter(launch: str, step: int, *saves: int, replaces: int | None = None) -> Start:
+    """Claims, saves at ``saves``, and adopts ``step`` (all too late, if it saved before) of the generation
+    that it saw when it came, or believes to have replaced."""
+
+    def body(view: View, notes: Notes) -> Program[None]:
+        view = yield from replay(view)
+        seen = view.state.generation if replaces is None else replaces
+        claim = yield from claim_generation(view, launch_id=launch, members=ROLES)
+        view = claim.view
+        for save in saves:
+            view = yield from commit(view, notes, claim.token, save)
+        view = yield from commit(view, notes, claim.token, step, adopted=seen)
+        yield from commit(view, notes, claim.token, step + 1)
 
     return guarded(body)
 
@@ -262,15 +285,17 @@ def starts_from(c: int | None, launch: str) -> Start:
     return says(Kind.GENERATION_STARTED, payload, launch, claims=1)
 
 
-def forker(origin: int, launch: str, start: int | None = None) -> Start:
-    """Forks from ``origin``, then starts: from there, or (wrongly) from ``start``."""
+def forker(origin: int, launch: str, start: int | None = None, adopts: int | None = None) -> Start:
+    """Forks from ``origin``, then starts: from there, or (wrongly) from ``start``, or (wrongly) adopts."""
 
     def body(view: View, notes: Notes) -> Program[None]:
         view = yield from ending.fork(
             view, launch_id=launch, spec={}, spec_digest=DIGEST, diff=[], origin=origin
         )
         if start is None:
-            yield from claim_generation(view, launch_id=launch, members=ROLES)
+            claim = yield from claim_generation(view, launch_id=launch, members=ROLES)
+            if adopts is not None:
+                yield from commit(claim.view, notes, claim.token, adopts, adopted=claim.token.generation - 1)
         else:
             yield from starts_from(start, launch)(view, notes)
 

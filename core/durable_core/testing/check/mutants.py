@@ -172,6 +172,8 @@ _SUSPECTS = {
     "retirement of what": ("is_committed",),
     "who may end": ("promise_falls", "run_succeeded", "principal_allowed"),
     "a report after": ("generation_active",),
+    "two adoptions": ("adopts_the_replaced", "adoption_is_first"),
+    "adoption in": ("no_adoption_in_fork",),
 }
 
 
