@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from incremental_subject import Run, same
+from incremental_subject import Pair, Run, same
 
 from durable_core.commit import reuse
 from durable_core.commit.claim import mark_corrupt
@@ -201,3 +201,23 @@ def test_after_a_save_that_failed_the_last_commit_is_still_followed(tier, monkey
     outcome = run.save(state)
     assert same(run.read(outcome.c), state)
     run.close()
+
+
+def test_two_writers_patch_what_is_each_ones_own(tier):
+    pair = Pair(tier)
+    generator = torch.Generator().manual_seed(5)
+    shared = embedding()
+    own = [{"bn": torch.randn(4096, 16)} for _ in pair.roles]
+    for step in range(6):
+        outcome = pair.save([{**shared, **each} for each in own])
+        assert (outcome.bytes_written <= outcome.bytes / 10) == (step > 0)
+        for role, each in zip(pair.roles, own, strict=True):
+            assert same(pair.read(outcome.c, role), {**shared, **each})
+        touch(shared, 0.001, generator)
+        for each in own:
+            each["bn"][step] += 1
+    manifest = pair.manifest(outcome.c)
+    for role in pair.roles:
+        assert manifest.tensors[f"roles/{role}/state/bn"].slices[0].patches
+    assert not verify.verify(open_tier(tier)).findings
+    pair.close()
