@@ -19,7 +19,7 @@ from durable_core.engine.transfer import Inventory
 from durable_core.errors import TierFull, TierUnavailable
 from durable_core.format.manifest import Manifest
 from durable_core.testing.faulty import Fault as Planted
-from durable_core.testing.faulty import FaultKind, FaultyTier
+from durable_core.testing.faulty import FaultKind, FaultyTier, LyingStore
 from durable_core.tier.base import Tier
 from durable_core.tier.limit import RateLimit
 from durable_core.tier.memory import MemoryTier
@@ -115,6 +115,16 @@ def test_one_that_another_copied_meanwhile() -> None:
 
     done = promote([subject.place("disk")], Place("remote", Racing(), REMOTE), KEYS, inventory(subject))
     assert done.complete
+
+
+def test_what_was_there_is_made_durable_before_it_counts() -> None:
+    """Its maker died between giving the name and syncing the directory."""
+    subject = checkpoint()
+    store = LyingStore(sync_directory=False)
+    remote = subject.place("remote", tier=store)
+    assert promote([subject.place("disk")], remote, KEYS, inventory(subject)).present == KEYS
+    store.crash()
+    assert faults([remote], subject) == []
 
 
 @pytest.mark.parametrize("error", [TierFull, TierUnavailable])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from durable_core.engine.copies import COPY_ERRORS, CopyError, Fault, Place, SlotSource, object_fault
+from durable_core.engine.copies import COPY_ERRORS, Fault, Place, SlotSource, object_fault
 from durable_core.engine.transfer import Inventory, Stop, Stopped, Transfer, never
 from durable_core.errors import ObjectNotFoundError, TierError
 from durable_core.format import layout
@@ -60,23 +60,26 @@ def promote(
     for key in keys:
         if stopped := stop():
             break
-        fault = object_fault(target.tier, inventory.objects[key])
-        if fault is None:
-            present.append(key)
-            continue
         try:
-            nbytes += _copy(transfer, key, target, fault)
+            made = _ensure(transfer, key, target, inventory.objects[key])
         except Stopped:
             stopped = True
             break
         except COPY_ERRORS as error:
             failed[key] = str(error)
-        else:
-            copied.append(key)
+            continue
+        nbytes += made
+        (copied if made else present).append(key)
     return Promoted(tuple(copied), tuple(present), nbytes, failed, transfer.faults, stopped)
 
 
-def _copy(transfer: Transfer, key: str, target: Place, fault: CopyError) -> int:
+def _ensure(transfer: Transfer, key: str, target: Place, info: ObjectInfo) -> int:
+    """The object is in ``target`` for good; the bytes that this took, none when it was there."""
+    fault = object_fault(target.tier, info)
+    if fault is None:
+        # Whoever made it may have died before its name was durable, and the journal is to rely on it.
+        target.tier.sync_tail(key.rpartition("/")[0] + "/")
+        return 0
     if isinstance(fault, ObjectNotFoundError):
         return transfer.create(key, target.tier)
     if isinstance(fault, TierError):

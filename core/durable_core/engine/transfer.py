@@ -123,7 +123,7 @@ class Transfer:
         return tuple(self._faults)
 
     def create(self, key: str, target: Tier) -> int:
-        """Make the object where there is none; its bytes. One that another made meanwhile will do.
+        """Make the object where there is none; its bytes, 0 for one that another made meanwhile.
 
         Raises as ``Sources.read`` when no place has all of it, ``Stopped``, or the target's errors.
         """
@@ -133,6 +133,7 @@ class Transfer:
         except UsageError:
             if object_fault(target, contents.info) is not None:
                 raise
+            target.sync_tail(key.rpartition("/")[0] + "/")
             return 0
 
     def replace(self, key: str, target: Place) -> int:
