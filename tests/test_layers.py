@@ -192,7 +192,7 @@ def call_violations(module: Module) -> Iterator[str]:
 
 
 #: the one edge of a thread: what it catches is raised on the training thread at the next boundary.
-HANDS_ON = ("durable_core.engine.writer",)
+HANDS_ON = ("durable_core.engine.worker",)
 
 
 def swallow_violations(module: Module) -> Iterator[str]:

@@ -107,7 +107,7 @@ class Saver:
         shared, own, tensors = self._flatten(state, role)
         breached = due.checkpoint and self._breached(step)
         patient = due.checkpoint and (wait or breached or self._settings.backlog == "delay")
-        slot = self.snapshots.acquire(patient=patient)
+        slot = self.snapshots.acquire(checkpoint=due.checkpoint, patient=patient)
         if slot is None:
             self._skip(step, due)
             return False
