@@ -47,22 +47,22 @@ class Lineage:
 
     def spare(self) -> bool:
         """Give the slot back if it is only being held, from any thread; whether there was one to give."""
-        with self._lock:
-            if self._shard is None or self._comparing:
-                return False
-        return self._let_go()
+        return self._let_go(comparing=False)
 
     def close(self) -> None:
         self._let_go()
 
     def _compared(self) -> None:
+        self._let_go()
         with self._lock:
             self._comparing = False
-        self._let_go()
 
-    def _let_go(self) -> bool:
+    def _let_go(self, *, comparing: bool = True) -> bool:
+        """Whether there was a slot to give back; one that is being compared with only if ``comparing``."""
         with self._lock:
-            held, release = self._shard is not None, self._release
+            if self._shard is None or (self._comparing and not comparing):
+                return False
+            release = self._release
             self._shard, self._release = None, lambda: None
         release()
-        return held
+        return True
