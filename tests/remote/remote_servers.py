@@ -3,8 +3,11 @@ in front of either (``FaultProxy``), and small ones that ignore what they are as
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
+import hashlib
+import hmac
 import http.client
 import os
 import shutil
@@ -16,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -71,6 +75,53 @@ def start_weed(directory: Path, tries: int = 5) -> tuple[subprocess.Popen[bytes]
         process.kill()
         process.wait()
     raise RuntimeError(f"weed did not start in {tries} tries: {(data / 'log').read_text()[-2000:]}")
+
+
+#: of Azure's emulator, for everybody to know
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+#: ``npm install azurite`` puts it into ``node_modules/.bin``; put that on the PATH to have it tested
+AZURITE = shutil.which("azurite-blob")
+
+
+def start_azurite(directory: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """Azure's emulator with the container ``BUCKET``."""
+    assert AZURITE is not None
+    (port,) = free_ports(1)
+    process = subprocess.Popen(
+        [AZURITE, "--blobHost", "127.0.0.1", "--blobPort", str(port), "-l", str(directory),
+         "--skipApiVersionCheck", "--disableTelemetry", "--silent"],
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while _create_container(port) != 201:
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError("azurite did not start")
+        time.sleep(0.05)
+    return process, f"http://127.0.0.1:{port}"
+
+
+def _create_container(port: int) -> int | None:
+    """The status; ``None``: nobody answers yet."""
+    date, version = formatdate(usegmt=True), "2021-08-06"
+    resource = f"/{AZURE_ACCOUNT}/{AZURE_ACCOUNT}/{BUCKET}\nrestype:container"
+    signed = "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:{version}\n{resource}"
+    mac = hmac.new(base64.b64decode(AZURE_KEY), signed.encode(), hashlib.sha256).digest()
+    headers = {
+        "x-ms-date": date,
+        "x-ms-version": version,
+        "Content-Length": "0",
+        "Authorization": f"SharedKey {AZURE_ACCOUNT}:{base64.b64encode(mac).decode()}",
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("PUT", f"/{AZURE_ACCOUNT}/{BUCKET}?restype=container", headers=headers)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
 
 
 def _answers(process: subprocess.Popen[bytes], port: int) -> bool:

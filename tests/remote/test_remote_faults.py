@@ -361,3 +361,28 @@ def test_documents_are_single_conditional_puts_with_checksums(tier: RemoteTier, 
 def test_options_do_not_change_under_a_tier(tier: RemoteTier) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         tier._options.attempts = 9  # type: ignore[misc]
+
+
+# --- replacing -------------------------------------------------------------------------------------------
+
+
+def test_a_large_object_is_replaced_at_once(tier: RemoteTier, weed: str, prefix: str) -> None:
+    tier.write_object(KEY, [body_of(6), body_of(6)])
+
+    def parts() -> Iterator[bytes]:
+        for start in (0, 6 * MIB):
+            out = bytearray(6 * MIB)
+            tier.read_into(KEY, start, memoryview(out))  # of the old one, all the while
+            yield bytes(255 - byte for byte in out[:4]) + out[4:]
+
+    assert tier.replace_object(KEY, parts()) == 12 * MIB
+    assert tier.get(KEY)[:4] == bytes([255, 254, 253, 252]) and tier.size(KEY) == 12 * MIB
+    assert unfinished(weed, prefix) == []
+
+
+def test_a_replacement_whose_answer_was_lost_is_in_doubt(tier: RemoteTier, proxy: FaultProxy) -> None:
+    """The size of what stands there says nothing: it was as large before."""
+    tier.write_object(KEY, [body_of(6), body_of(6)])
+    proxy.add("answer", when=completions, times=99, status=500, code="InternalError")
+    with pytest.raises(InDoubt):
+        tier.replace_object(KEY, [body_of(6), body_of(6)])

@@ -42,6 +42,7 @@ class RemoteTier(Tier):
     not yet acknowledged). ``proof`` is what the last ``probe`` showed.
     """
 
+    replaces_atomically = True
     proof: Proof | None = None
 
     def __init__(
@@ -149,6 +150,15 @@ class RemoteTier(Tier):
             raise UsageError(f"{key} is already there, and objects are immutable")
         return len(first)
 
+    def replace_object(self, key: str, parts: Iterable[Buffer]) -> int:
+        path = self._path(key)
+        sending = Sending(parts, self._options.part_bytes, self._reached)
+        first, more = next(sending, b""), next(sending, None)
+        if more is not None:
+            return self._upload(key, path, sending, chain((first, more), sending), fresh=False)
+        self._change(f"replace {key}", lambda: self.client.replace(path, first))
+        return len(first)
+
     def delete(self, key: str) -> None:
         path = self._path(key)
         self._change(f"delete {key}", lambda: self.client.delete(path))
@@ -193,25 +203,27 @@ class RemoteTier(Tier):
         except (TierError, ObjectNotFoundError) as error:
             raise InDoubt(f"{key} may or may not have been created: {doubt}; then {error.message}") from error
 
-    def _upload(self, key: str, path: str, sending: Sending, chunks: Iterable[bytes]) -> int:
-        if self._size_or_none(key) is not None:
+    def _upload(
+        self, key: str, path: str, sending: Sending, chunks: Iterable[bytes], *, fresh: bool = True
+    ) -> int:
+        if fresh and self._size_or_none(key) is not None:
             raise UsageError(f"{key} is already there, and objects are immutable")
         try:
             self.client.upload(path, chunks)
         except Refusal as refusal:
             if not sending.finished:  # a part failed, so the completion was never sent
                 raise self._error(f"write {key}", refusal) from refusal
-            self._check_completed(key, sending.nbytes, refusal)
+            # It was sent, and answered by a failure: a lost answer, or that of a repetition.
+            if not fresh or not self._is_complete(key, sending.nbytes):
+                raise InDoubt(f"{key} may or may not be complete: {refusal}") from refusal
         return sending.nbytes
 
-    def _check_completed(self, key: str, nbytes: int, refusal: Refusal) -> None:
-        """The completion was sent, and answered by a failure: a lost answer, or a repetition's."""
+    def _is_complete(self, key: str, nbytes: int) -> bool:
+        """Whether a name that was free holds as much as was sent. ``False`` also when nobody can say."""
         try:
-            found = self._size_or_none(key)
-        except TierError as error:
-            raise InDoubt(f"{key} may or may not be complete: {refusal}; then {error.message}") from error
-        if found != nbytes:
-            raise InDoubt(f"{key} may or may not be complete: {refusal}") from refusal
+            return self._size_or_none(key) == nbytes
+        except TierError:
+            return False
 
     def _size_or_none(self, key: str) -> int | None:
         try:

@@ -135,6 +135,8 @@ def refusal_of(error: Exception) -> Refusal:
     text = str(error)
     status, code, http = _STATUS.search(text), _CODE.search(text), _HTTP.search(text)
     named = _KINDS.get(type(error))
+    if "StartTooLarge" in text:  # found out by the client: Azure answers with an empty range
+        return Refusal(Kind.RANGE, "StartTooLarge")
     if status is None and named is None:
         trouble = http[1] if http else type(error).__name__
         return Refusal(Kind.UNREACHED if trouble == "Connect" else Kind.LOST, trouble)

@@ -96,7 +96,7 @@ class S3fsClient:
     def get(self, path: str, limit: int) -> tuple[int, bytes | None]:
         async def fetch() -> tuple[int, bytes | None]:
             answer = await self._ask("get_object", Key=path)
-            async with answer["Body"] as body:
+            with contextlib.closing(answer["Body"]) as body:
                 size: int = answer["ContentLength"]
                 return size, None if size > limit else await body.read()
 
@@ -106,7 +106,7 @@ class S3fsClient:
         async def fetch() -> int:
             wanted = f"bytes={offset}-{offset + len(out) - 1}"
             answer = await self._ask("get_object", Key=path, Range=wanted)
-            async with answer["Body"] as body:
+            with contextlib.closing(answer["Body"]) as body:
                 if answer["ResponseMetadata"]["HTTPStatusCode"] != 206:
                     raise Refusal(Kind.INVALID, "the store ignores Range")
                 filled = 0
