@@ -187,6 +187,7 @@ class Snapshots(Trainer):
 
     def copy(self, choice: Adoption) -> Program[bool]:
         """Copy this role's snapshot, verify it, seal it under the new generation."""
+        self.drop_copies()  # of a choice that came to nothing, for another's copy was torn
         for sight in choice.sights.get(self.role, ()):
             source = self.host.memory.find(sight.source)
             seal = None if source is None else source.seal
@@ -221,7 +222,7 @@ class Snapshots(Trainer):
         return own.seal
 
     def drop_copies(self) -> None:
-        """Before training begins: a copy must not be taken for what this generation trains itself."""
+        """At the latest before training begins: a copy must not be taken for what this generation trains."""
         for slot in self.pool.slots:
             if slot.seal is not None:
                 self.host.unsealed(slot.seal)
