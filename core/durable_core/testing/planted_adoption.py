@@ -112,7 +112,7 @@ ADOPTION_PLANTS: tuple[Plant, ...] = (
     _plant(
         "reuses a slot before all have sealed a newer one",
         r"was sealed by all of generation \d+, and lost",
-        100,
+        300,
         reusable=lambda slot, common: True,
     ),
     _plant(
