@@ -192,7 +192,10 @@ class Adopter:
 
 def sight(sealed: Seal, source: str) -> Sight:
     """What a snapshot says of itself, small enough to be sent around."""
-    content = digests.sha256(seal.encode_seal(replace(sealed, head=None, after=None, ledger=b"")))
+    # A slot has its tensors in an order of its own: the same snapshot in memory and at a peer is one.
+    infos = tuple(sorted(sealed.infos, key=lambda info: (info.slice.key, info.slice.offsets)))
+    alike = replace(sealed, infos=infos, head=None, after=None, ledger=b"")
+    content = digests.sha256(seal.encode_seal(alike))
     return Sight(
         run_id=sealed.run_id,
         generation=sealed.generation,

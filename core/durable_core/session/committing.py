@@ -7,6 +7,7 @@ the journal can be written, and nothing else until the declared recovery point i
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from durable_core import events
@@ -17,6 +18,7 @@ from durable_core.commit.landed import landed
 from durable_core.commit.request import SaveAborted, SaveOutcome, SaveRequest
 from durable_core.commit.save import save_coordinator, save_writer
 from durable_core.engine.collect import collect
+from durable_core.engine.lineage import Lineage
 from durable_core.engine.performer import Performer
 from durable_core.engine.staged import StagedShard
 from durable_core.engine.worker import Job
@@ -24,6 +26,7 @@ from durable_core.engine.writer import Work, Writer
 from durable_core.errors import DurableError, FencedError, TierError
 from durable_core.session.cadence import Meter
 from durable_core.session.settings import Settings
+from durable_core.session.snapshots import Lease
 from durable_core.session.status import Board
 from durable_core.session.world import World
 from durable_core.types import Promise, Token
@@ -39,6 +42,7 @@ class Committer:
         self._performer, self._clock, self._world, self._settings = performer, clock, world, settings
         self._token, self._board, self._meter = token, board, meter
         self.writer = Writer(view)
+        self.lineage = Lineage()
         self.on_commit: list[Callable[[SaveOutcome], None]] = []
         self._epoch: int | None = None
         self._unwritten: list[tuple[str, str, Any, int | None]] = []
@@ -50,8 +54,8 @@ class Committer:
     # --- commits -----------------------------------------------------------------------------
 
     def submit(
-        self, request: SaveRequest, shard: StagedShard, *, finished: Callable[[], None],
-        failures: list[DurableError], again: bool = False,
+        self, request: SaveRequest, shard: StagedShard, lease: Lease, *, failures: list[DurableError],
+        again: bool = False,
     ) -> None:  # fmt: skip
         """Queue the save. ``failures`` gets what prevented it; ``again``: an earlier try may have landed."""
 
@@ -59,21 +63,24 @@ class Committer:
             failures.append(error)
             self._failed(request.step, error)
 
-        work = self._work(request, shard, again=again)
-        self.writer.submit(Job(f"save {request.step}", work, failed, finished))
+        work = self._work(request, shard, lease, again=again)
+        self.writer.submit(Job(f"save {request.step}", work, failed, lease.hold()))
 
-    def _work(self, request: SaveRequest, shard: StagedShard, *, again: bool) -> Work:
+    def _work(self, request: SaveRequest, shard: StagedShard, lease: Lease, *, again: bool) -> Work:
         program = save_coordinator if request.coordinates else save_writer
         started = self._clock.monotonic()
 
         def work(view: View) -> View:
             performer = self._performer.with_source(shard)
+            known = replace(request, known=self.lineage.known)
             try:
-                earlier = performer.run(landed(view, request)) if again else None
-                outcome = earlier or performer.run(program(view, request))
+                earlier = performer.run(landed(view, known)) if again else None
+                with self.lineage.following(shard):
+                    outcome = earlier or performer.run(program(view, known))
             except (SaveAborted, AppendInDoubt) as error:
                 self.writer.view = error.view
                 raise
+            self.lineage.committed(outcome, shard, lease.hold())
             self._committed(outcome, self._clock.monotonic() - started)
             return self._after_commit(outcome.view)
 
@@ -208,6 +215,7 @@ class Committer:
         )
 
     def close(self, timeout: float | None) -> None:
+        self.lineage.close()
         if not self.writer.close(timeout):
             status = self._board.read(0)
             late = f"not durable after {timeout} s, and no longer waited for"

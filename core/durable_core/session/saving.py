@@ -107,7 +107,8 @@ class Saver:
         shared, own, tensors = self._flatten(state, role)
         breached = due.checkpoint and self._breached(step)
         patient = due.checkpoint and (wait or breached or self._settings.backlog == "delay")
-        slot = self.snapshots.acquire(checkpoint=due.checkpoint, patient=patient)
+        spare = self.committer.lineage.spare
+        slot = self.snapshots.acquire(spare, checkpoint=due.checkpoint, patient=patient)
         if slot is None:
             self._skip(step, due)
             return False
@@ -121,7 +122,7 @@ class Saver:
             shard = StagedShard(lease.staged, request.role)
             self.snapshots.keep(lease, shard, request, self._board.newest)
             if due.checkpoint:
-                self.committer.submit(request, shard, finished=lease.hold(), failures=failures)
+                self.committer.submit(request, shard, lease, failures=failures)
             if wait or breached:
                 self._wait(request, shard, lease, failures, pause=breached and not wait)
         finally:
@@ -156,7 +157,7 @@ class Saver:
                 raise failures[0] if failures else SaveAborted("another writer failed", writer.view)
             failures.clear()
             self._clock.sleep(PAUSE_RETRY_S)
-            self.committer.submit(request, shard, finished=lease.hold(), failures=failures, again=True)
+            self.committer.submit(request, shard, lease, failures=failures, again=True)
 
     def _request(
         self, step: int, documents: dict[str, Any], lease: Lease, cursor: Mapping[str, Any] | None,

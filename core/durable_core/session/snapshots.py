@@ -96,19 +96,24 @@ class Snapshots:
             target=self._pool.prepare, args=(tensors,), name="durable-prepare", daemon=True
         ).start()
 
-    def acquire(self, *, checkpoint: bool, patient: bool) -> Slot | None:
+    def acquire(self, spare: Callable[[], bool], *, checkpoint: bool, patient: bool) -> Slot | None:
         """A slot on every writer, or ``None`` on every writer.
 
-        A ``checkpoint`` waits for snapshots that are being sealed: they must not crowd it out, and sealing
-        takes no longer than memory does. ``patient``: it waits for writes as well. With several writers that keep snapshots, a slot is reused only when the newer one is sealed by
-        all: the agreement comes after each has waited for its own seal.
+        ``spare`` gives back a slot that is only held to be compared with, if there is one. A ``checkpoint``
+        waits for snapshots that are being sealed: they must not crowd it out, and sealing takes no longer
+        than memory does. ``patient``: it waits for writes as well. With several writers that keep
+        snapshots, a slot is reused only when the newer one is sealed by all: the agreement comes after
+        each has waited for its own seal.
         """
         several = len(self._world.roles) > 1
         if several and self._errands is not None:
             self._errands.drain()
         slot = self._pool.acquire(0.0)
+        if slot is None and spare():
+            slot = self._pool.acquire(0.0)
         if slot is None and checkpoint and self._errands is not None:
             self._errands.drain()
+            spare()
             slot = self._pool.acquire(0.0)
         if slot is None and patient:
             self._board.count("delayed")
