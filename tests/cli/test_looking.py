@@ -180,7 +180,7 @@ def test_help_tells_the_exit_codes_the_code_uses(durable: Durable, command: str)
     text = " ".join(durable(command, "--help").out.split())
     for code, meaning in output.EXIT_CODES.items():
         assert f"{code} {meaning}" in text
-    assert "--json" in text and ("ROOT" in text or command in ("plan", "agent"))
+    assert "--json" in text and ("ROOT" in text or command in ("plan", "agent", "secret"))
 
 
 def test_the_documented_codes_are_those_of_the_errors() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import sys
@@ -13,25 +12,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from durable_core.cli.options import size
 from durable_core.cli.output import EXIT_CODES, OK, Answer, human_bytes, show
 from durable_core.errors import UsageError
 
 if TYPE_CHECKING:
     from durable_core.tier.peer.agent import Agent
 
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|B|KiB|MiB|GiB|TiB)", re.IGNORECASE)
-_UNITS = ("b", "kib", "mib", "gib", "tib")
 _EPILOG = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
-
-
-def _size(_: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """``1048576``, ``512MiB``, ``8 GiB`` -> bytes."""
-    if value is None:
-        return None
-    found = _SIZE.fullmatch(value.strip())
-    if found is None or not float(found[1]):
-        raise click.BadParameter(f"{value!r} is no size such as 512MiB or 8GiB", param=parameter)
-    return int(float(found[1]) * 1024 ** _UNITS.index(found[2].lower() or "b"))
 
 
 @click.command("agent", epilog=_EPILOG)
@@ -40,8 +28,8 @@ def _size(_: click.Context, parameter: click.Parameter, value: str | None) -> in
     "--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0: any that is free."
 )
 @click.option("--directory", help="Where to keep objects. Default: one of this user's in /dev/shm.")
-@click.option("--capacity", callback=_size, help="As 8GiB. Default: half of the directory's file system.")
-@click.option("--rate", callback=_size, help="Bytes per second in all, as 500MiB. Default: no limit.")
+@click.option("--capacity", callback=size, help="As 8GiB. Default: half of the directory's file system.")
+@click.option("--rate", callback=size, help="Bytes per second in all, as 500MiB. Default: no limit.")
 @click.option("--secret-file", help="Default: DURABLE_PEER_SECRET, or the file DURABLE_PEER_SECRET_FILE.")
 @click.option("--tls-cert", help="PEM file; with --tls-key, only TLS is spoken.")
 @click.option("--tls-key", help="PEM file.")

@@ -1,4 +1,5 @@
-"""L6. The commands' names, arguments and help. What they do is in ``views``, ``checks`` and ``upkeep``.
+"""L6. The commands' names, arguments and help. What they do is in ``views``, ``checks``, ``upkeep``,
+``scrub`` and ``memory``.
 
 The modules behind a command are imported when it runs: ``durable --help`` needs none of them.
 """
@@ -14,8 +15,9 @@ import click
 
 from durable_core import __version__
 from durable_core.cli.agent import agent
+from durable_core.cli.options import size
 from durable_core.cli.output import EXIT_CODES, OK, USAGE, complain, fail, show
-from durable_core.errors import DurableError
+from durable_core.errors import DurableError, UsageError
 
 _EPILOG = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
 _INTERRUPTED = 130
@@ -29,13 +31,15 @@ def app() -> None:
     """Look at, check and keep the checkpoints of durable training runs."""
 
 
-def _command(name: str) -> Callable[[Body], Body]:
-    """A command on one run: the argument ROOT, the option --json, and the exit codes in its help."""
+def _command(name: str, *, every_run: bool = False) -> Callable[[Body], Body]:
+    """A command on one run: the argument ROOT, the option --json, and the exit codes in its help.
+
+    ``every_run``: without ROOT it is about all of them."""
 
     def register(body: Body) -> Body:
         command = app.command(name, epilog=_EPILOG)(body)
         # Arguments are declared bottom up; ROOT comes first on the command line.
-        command.params.insert(0, click.Argument(["root"], metavar="ROOT"))
+        command.params.insert(0, _root(optional=every_run))
         command.params.append(
             click.Option(
                 ["--json", "as_json"], is_flag=True, help="One JSON document on stdout, nothing else."
@@ -46,8 +50,15 @@ def _command(name: str) -> Callable[[Body], Body]:
     return register
 
 
+def _root(*, optional: bool) -> click.Argument:
+    return click.Argument(["root"], required=not optional, metavar="[ROOT]" if optional else "ROOT")
+
+
 _which = click.argument("c", type=click.IntRange(min=0), required=False, metavar="[C]")
 _needed = click.argument("c", type=click.IntRange(min=0), metavar="C")
+_directory = click.option(
+    "--directory", default="/dev/shm", show_default=True, help="The tmpfs that the run's Memory names."
+)
 _positive = click.FloatRange(min=0, min_open=True)
 
 
@@ -92,7 +103,8 @@ def journal(root: str, as_json: bool) -> int:
 
 @_command("verify")
 @_which
-def verify(root: str, c: int | None, as_json: bool) -> int:
+@click.option("--strict", is_flag=True, help="What is only in a disk before this root counts as missing.")
+def verify(root: str, c: int | None, strict: bool, as_json: bool) -> int:
     """Read every retained byte again and check it.
 
     With C only that checkpoint. Checksums prove that the bytes are those that were written; they do
@@ -100,7 +112,7 @@ def verify(root: str, c: int | None, as_json: bool) -> int:
     """
     from durable_core.cli import checks
 
-    return show(checks.verify(root, c), as_json=as_json)
+    return show(checks.verify(root, c, strict=strict), as_json=as_json)
 
 
 @_command("audit")
@@ -137,15 +149,64 @@ def export(root: str, out: str, c: int | None, form: str, as_json: bool) -> int:
     return show(checks.export(root, out, c, form), as_json=as_json)
 
 
-@_command("gc")
+@_command("scrub")
+@click.option("--disk", help="The directory that stands before a remote ROOT: read and repaired as well.")
+@click.option("--rate", callback=size, help="Bytes per second, as 100MiB. Default: no limit.")
+@click.option("--repair", is_flag=True, help="Make damaged objects anew from whole copies.")
+def scrub(root: str, disk: str | None, rate: int | None, repair: bool, as_json: bool) -> int:
+    """Read every stored byte in every place; repair what is damaged.
+
+    With --repair a damaged object is made anew from verified bytes of another place, or of second copies in
+    the same one; checkpoints that need bytes of which no whole copy is left are journaled as corrupt.
+    Without it nothing is written. Ends with 5 when something is damaged and not repaired.
+    """
+    from durable_core.cli import scrub as scrubbing
+
+    return show(scrubbing.scrub(root, disk=disk, rate=rate, repair=repair), as_json=as_json)
+
+
+@_command("snapshots", every_run=True)
+@_directory
+def snapshots(root: str | None, directory: str, as_json: bool) -> int:
+    """List the sealed snapshots in this host's memory.
+
+    With ROOT those of that run, without it those of every run of this user.
+    """
+    from durable_core.cli import memory
+
+    return show(memory.snapshots(root, directory), as_json=as_json)
+
+
+@_command("gc", every_run=True)
 @click.option("--keep-last", type=click.IntRange(min=1), help="Retain the newest N of the lineage.")
 @click.option("--keep-every-n-steps", type=click.IntRange(min=1), help="Retain multiples of N as well.")
-def gc(root: str, keep_last: int | None, keep_every_n_steps: int | None, as_json: bool) -> int:
+@click.option("--memory", "in_memory", is_flag=True, help="Free shared memory instead, of dead processes.")
+@_directory
+@click.option("--peer", "peers", multiple=True, metavar="HOST:PORT", help="Has to forget the run as well.")
+@click.option("--secret-file", help="Default: DURABLE_PEER_SECRET, or the file DURABLE_PEER_SECRET_FILE.")
+@click.option("--force", is_flag=True, help="Also what a run could still go on from.")
+def gc(
+    root: str | None, keep_last: int | None, keep_every_n_steps: int | None, in_memory: bool, directory: str,
+    peers: tuple[str, ...], secret_file: str | None, force: bool, as_json: bool,
+) -> int:  # fmt: skip
     """Delete what nothing refers to.
 
     With --keep-last or --keep-every-n-steps, first retire what that policy does not retain; without
     them no checkpoint is retired.
+
+    With --memory, free the snapshots that dead processes left in this host's memory: of the run at ROOT,
+    unless its next start would go on from them; without ROOT they are listed, and freed with --force.
     """
+    if in_memory:
+        from durable_core.cli import memory
+
+        if root is not None:
+            return show(memory.free(root, directory, peers, secret_file, force=force), as_json=as_json)
+        if peers:
+            raise UsageError("--peer needs a ROOT: a peer forgets one run")
+        return show(memory.list_leftovers(directory, force=force), as_json=as_json)
+    if root is None or peers or force:
+        raise UsageError("gc needs a ROOT; --peer and --force belong to --memory")
     from durable_core.cli import upkeep
 
     return show(upkeep.gc(root, keep_last, keep_every_n_steps), as_json=as_json)
@@ -205,6 +266,19 @@ def plan(
         changed=changed, cost=cost,
     )  # fmt: skip
     return show(answer, as_json=as_json)
+
+
+@app.command("secret", epilog=_EPILOG)
+@click.argument("file", metavar="FILE")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+def secret(file: str, as_json: bool) -> int:
+    """Make the secret that peers share, in the new FILE.
+
+    Only this user can read it. Every agent and every training process of the run needs the same one.
+    """
+    from durable_core.cli import memory
+
+    return show(memory.secret(file), as_json=as_json)
 
 
 app.add_command(agent)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from durable_core.cli.output import CORRUPT, FAILED, OK, Answer, Table, human_bytes
 from durable_core.engine.inspect import open_run
 
+if TYPE_CHECKING:
+    from durable_core.engine.verify import Verified
 
-def verify(root: str, c: int | None) -> Answer:
+
+def verify(root: str, c: int | None, *, strict: bool = False) -> Answer:
     from durable_core.engine import verify as engine
 
     reader = open_run(root, with_holes=True)
-    report = engine.verify(reader, c)
+    report = engine.verify(reader, c, strict=strict)
     document = {
         "run": reader.state.run_id,
         "ok": not report.findings,
@@ -21,7 +25,7 @@ def verify(root: str, c: int | None) -> Answer:
         "checkpoints": [
             {
                 "c": v.c, "step": v.step, "state": v.state.value, "objects": v.objects, "bytes": v.bytes,
-                "ok": not v.findings,
+                "ok": not v.findings, "elsewhere": list(v.elsewhere),
             }
             for v in report.checkpoints
         ],
@@ -31,7 +35,7 @@ def verify(root: str, c: int | None) -> Answer:
         Table(
             ("c", "step", "state", "objects", "read", "verdict"),
             [
-                (v.c, v.step, v.state.value, v.objects, human_bytes(v.bytes), _verdict(len(v.findings)))
+                (v.c, v.step, v.state.value, v.objects, human_bytes(v.bytes), _verdict(v))
                 for v in report.checkpoints
             ],
         )
@@ -46,12 +50,16 @@ def verify(root: str, c: int | None) -> Answer:
         f"{reader.view.next_seq} journal records and {human_bytes(report.bytes)} read: "
         + (f"{len(report.findings)} FINDINGS" if report.findings else "every byte is as it was written")
     )
+    if any(v.elsewhere for v in report.checkpoints):
+        human.append("elsewhere: in tiers that the journal names and that are not this root (durable ls)")
     code = CORRUPT if report.corrupt else FAILED if report.findings else OK
     return Answer(document, human, code)
 
 
-def _verdict(findings: int) -> str:
-    return f"{findings} FINDINGS" if findings else "fine"
+def _verdict(verified: Verified) -> str:
+    if verified.findings:
+        return f"{len(verified.findings)} FINDINGS"
+    return f"fine; {len(verified.elsewhere)} objects are elsewhere" if verified.elsewhere else "fine"
 
 
 def audit(root: str) -> Answer:

@@ -9,14 +9,15 @@ from durable_core.cli.output import Answer, Table, human_bytes
 from durable_core.clock import SystemClock
 from durable_core.commit.state import CheckpointInfo, RunState
 from durable_core.engine import heartbeat
-from durable_core.engine.inspect import open_run
+from durable_core.engine.inspect import Reader, open_run
 from durable_core.format.manifest import Manifest
+from durable_core.types import CheckpointState
 
 
 def ls(root: str) -> Answer:
     reader = open_run(root)
     lineage = frozenset(reader.state.lineage())
-    rows = [_row(info, lineage) for info in reader.committed()]
+    rows = [_row(reader, info, lineage) for info in reader.committed()]
     document = {
         "run": reader.state.run_id,
         "generation": reader.state.generation,
@@ -42,7 +43,7 @@ def show(root: str, c: int | None) -> Answer:
     lineage = frozenset(reader.state.lineage())
     manifest = reader.manifest(info)
     document = {
-        **_row(info, lineage),
+        **_row(reader, info, lineage),
         "parent": info.parent,
         "reuses": list(info.reuses),
         "manifest_digest": info.manifest_digest,
@@ -146,13 +147,14 @@ def checkpoint_state(info: CheckpointInfo, lineage: frozenset[int]) -> str:
     return info.state.value
 
 
-def _row(info: CheckpointInfo, lineage: frozenset[int]) -> dict[str, Any]:
+def _row(reader: Reader, info: CheckpointInfo, lineage: frozenset[int]) -> dict[str, Any]:
     return {
         "c": info.c,
         "step": info.step,
         "generation": info.generation,
         "state": checkpoint_state(info, lineage),
         "tiers": list(info.tiers),
+        "elsewhere": reader.is_elsewhere(info) and info.state is not CheckpointState.RETIRED,
         "bytes": info.bytes,
         "bytes_written": info.bytes_written,
         "manifest": info.manifest,
@@ -163,7 +165,7 @@ def _row(info: CheckpointInfo, lineage: frozenset[int]) -> dict[str, Any]:
 
 
 def _marks(row: dict[str, Any]) -> str:
-    marks = [name.replace("_", " ") for name in ("pinned", "known_good") if row[name]]
+    marks = [name.replace("_", " ") for name in ("pinned", "known_good", "elsewhere") if row[name]]
     return str(row["state"]) + (f" ({', '.join(marks)})" if marks else "")
 
 

@@ -48,6 +48,15 @@ class Reader:
     def state(self) -> RunState:
         return self.view.state
 
+    @property
+    def home(self) -> str:
+        """What the journal calls the tier of the root: ``disk`` for a directory, else ``remote``."""
+        return "disk" if isinstance(self.tier, PosixTier) else "remote"
+
+    def is_elsewhere(self, info: CheckpointInfo) -> bool:
+        """The journal names other tiers only: that objects are not in the root (yet) is no damage."""
+        return info.was_committed and self.home not in info.tiers
+
     def committed(self) -> tuple[CheckpointInfo, ...]:
         """Every checkpoint that was ever committed, oldest first."""
         return tuple(info for info in self.state.checkpoints.values() if info.was_committed)
@@ -103,7 +112,8 @@ def local_path(root: str | Path) -> Path:
     url = urlsplit(text)
     if url.scheme != "file" or url.netloc not in ("", "localhost"):
         raise UnsupportedError(
-            f"{url.scheme}:// roots cannot be opened", hint="give a path, or a file://, s3://, gs:// or az:// URL"
+            f"{url.scheme}:// roots cannot be opened",
+            hint="give a path, or a file://, s3://, gs:// or az:// URL",
         )
     return Path(unquote(url.path))
 

@@ -42,7 +42,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verified:
-    """What was read for one checkpoint. ``bytes`` leaves out what an earlier one had verified already."""
+    """What was read for one checkpoint. ``bytes`` leaves out what an earlier one had verified already.
+
+    ``elsewhere``: objects that are not in the root, where the journal does not say that they should be.
+    """
 
     c: int
     step: int
@@ -50,6 +53,7 @@ class Verified:
     objects: int
     bytes: int
     findings: tuple[Finding, ...]
+    elsewhere: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,15 +76,18 @@ class Report:
         return any(finding.kind != "unreadable" for finding in self.findings)
 
 
-def verify(reader: Reader, c: int | None = None, *, clock: Clock | None = None) -> Report:
+def verify(
+    reader: Reader, c: int | None = None, *, clock: Clock | None = None, strict: bool = False
+) -> Report:
     """Check ``c``, or every retained checkpoint and the whole ledger.
 
-    Faults are findings, not exceptions. ``CheckpointNotFoundError`` for a ``c`` that was never
-    committed. A checkpoint that a live run retires meanwhile is left out of the report.
+    ``strict``: what the journal places in other tiers only has to be in the root as well. Faults are
+    findings, not exceptions. ``CheckpointNotFoundError`` for a ``c`` that was never committed. A
+    checkpoint that a live run retires meanwhile is left out of the report.
     """
     infos = reader.retained() if c is None else (reader.checkpoint(c),)
     retired = () if c is not None else tuple(i for i in reader.committed() if i not in infos)
-    check = _Checker(reader)
+    check = _Checker(reader, strict)
     found = [check.checkpoint(info) for info in infos] + [check.ledger_only(info) for info in retired]
     if any(verified.findings for verified in found):
         # Beside a live run: what was retired while it was read is no loss.
@@ -113,10 +120,12 @@ def _exists(tier: Tier, key: str) -> bool:
 @dataclass
 class _Checker:
     reader: Reader
+    strict: bool
     _buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(CHUNK)))
     _sound: set[Extent] = field(default_factory=set)  # whole, perhaps checked for an earlier checkpoint
     _results: set[PlacedSlice] = field(default_factory=set)  # patched slices that are what they should be
     _findings: list[Finding] = field(default_factory=list)
+    _elsewhere: list[str] = field(default_factory=list)
     _keys: set[str] = field(default_factory=set)
     _bytes: int = 0
 
@@ -152,13 +161,15 @@ class _Checker:
             for segment in index.segments.values() if index else ():
                 self._try(info, segment.key, partial(self._segment, segment))
         verified = Verified(
-            info.c, info.step, info.state, len(self._keys), self._bytes, tuple(self._findings)
-        )
-        self._keys, self._bytes, self._findings = set(), 0, []
+            info.c, info.step, info.state, len(self._keys), self._bytes, tuple(self._findings),
+            tuple(self._elsewhere),
+        )  # fmt: skip
+        self._keys, self._bytes, self._findings, self._elsewhere = set(), 0, [], []
         return verified
 
     def _object(self, info: CheckpointInfo, each: ObjectInfo, extents: Mapping[Extent, str]) -> None:
-        if self._try(info, each.key, partial(self._header, each)) is None:
+        away = self._elsewhere if self.reader.is_elsewhere(info) and not self.strict else None
+        if self._try(info, each.key, partial(self._header, each), away) is None:
             return
         for extent in sorted(extents, key=lambda extent: extent.begin):
             if extent not in self._sound:
@@ -213,15 +224,20 @@ class _Checker:
         self._bytes += len(data)
         return data
 
-    def _try(self, info: CheckpointInfo, key: str, check: Callable[[], T]) -> T | None:
-        """Run one check; a fault becomes a finding and ``None``."""
+    def _try(
+        self, info: CheckpointInfo, key: str, check: Callable[[], T], away: list[str] | None = None
+    ) -> T | None:
+        """Run one check; a fault becomes a finding and ``None``. ``away`` takes what need not be there."""
         self._keys.add(key)
         try:
             return check()
         except CorruptError as error:
             self._findings.append(Finding(info.c, error.key, "corrupt", error.reason))
         except NotFoundError as error:
-            self._findings.append(Finding(info.c, key, "missing", error.message))
+            if away is None:
+                self._findings.append(Finding(info.c, key, "missing", error.message))
+            else:
+                away.append(key)
         except TierError as error:
             self._findings.append(Finding(info.c, key, "unreadable", error.message))
         return None

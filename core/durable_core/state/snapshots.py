@@ -181,7 +181,7 @@ def leftovers(directory: Path = SHARED_MEMORY) -> list[Leftover]:
         for slot in _slots(path):
             with contextlib.suppress(FileNotFoundError):
                 nbytes += _memory(slot.stat())
-                live |= _is_live(slot)
+                live |= is_live(slot)
         found.append(Leftover(path.name, nbytes, live))
     return found
 
@@ -227,7 +227,8 @@ def _read_seal(path: Path, descriptor: int) -> Seal | str:
     return seal
 
 
-def _is_live(path: Path) -> bool:
+def is_live(path: Path) -> bool:
+    """Whether a process owns this slot file. ``FileNotFoundError`` when it is gone."""
     lock = slotfile.lock_dead(path)
     if lock is not None:
         os.close(lock)

@@ -18,7 +18,7 @@ SECRET_FILE = "DURABLE_PEER_SECRET_FILE"
 #: Characters; a secret of ``make_secret`` has 64.
 MIN_LENGTH = 16
 _MAX_FILE = 4096
-_HINT = f"make one with durable_core.tier.peer.secret.write_secret, or set {SECRET} or {SECRET_FILE}"
+_HINT = f"make one with: durable secret FILE; then set {SECRET} or {SECRET_FILE}"
 
 
 class Secret:
