@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli_runs import Durable
 
 from durable_core.cli import output
+from durable_core.cli.scrub import Held
+from durable_core.engine.copies import Fault
 from durable_core.engine.inspect import Reader, open_run
 from durable_core.errors import TierUnavailable
 from durable_core.tier.posix import PosixTier
@@ -118,6 +121,18 @@ def test_what_may_be_on_a_disk_that_was_not_read_is_not_called_lost(
     (mark,) = done.document["lost"]
     assert mark["c"] == 4 and "--disk" in mark["unseen"]
     assert open_run(root).newest_usable().c == 4
+
+
+def test_the_disk_need_not_have_what_was_written_before_it_was_there(root: Path, fronted: Path) -> None:
+    held = Held.of(open_run(root))
+    key = shard(root, 3).relative_to(root).as_posix()
+    on_disk, at_home = Fault("disk", key, "missing", ""), Fault("remote", key, "missing", "")
+    assert held.expects(on_disk) and not held.expects(at_home)
+    earlier = replace(held.state.checkpoints[3], tiers=("remote",))
+    state = replace(held.state, checkpoints=held.state.checkpoints.updated(earlier))
+    held = replace(held, state=state, infos={**held.infos, 3: earlier})
+    assert not held.expects(on_disk) and held.expects(at_home)
+    assert held.expects(replace(on_disk, kind="corrupt"))
 
 
 def test_a_disk_before_a_directory_is_refused(root: Path, tmp_path: Path, durable: Durable) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from durable_core.cli.output import CORRUPT, FAILED, OK, Answer, Table
 from durable_core.clock import SystemClock
 from durable_core.commit.claim import mark_corrupt
-from durable_core.commit.state import CheckpointInfo
+from durable_core.commit.state import CheckpointInfo, RunState
 from durable_core.engine import repair as engine
 from durable_core.engine.copies import Fault, Place, parts
 from durable_core.engine.inspect import Reader, open_run, open_tier
 from durable_core.engine.performer import Performer
 from durable_core.engine.transfer import Inventory
 from durable_core.errors import CorruptError, ObjectNotFoundError, UsageError
+from durable_core.format import layout
 from durable_core.format.manifest import Manifest
 from durable_core.session.goals import default_traits
 from durable_core.tier.limit import RateLimit
@@ -27,6 +28,7 @@ class Held:
     """The checkpoints whose bytes must be there. ``unread``: manifests that are damaged or gone."""
 
     home: str
+    state: RunState
     infos: Mapping[int, CheckpointInfo]
     manifests: Mapping[int, Manifest]
     unread: Mapping[int, Fault]
@@ -42,19 +44,27 @@ class Held:
                 manifests[c] = reader.manifest(info)
             except (CorruptError, ObjectNotFoundError) as error:
                 unread[c] = Fault.of(reader.home, info.manifest, error)
-        return cls(reader.home, infos, manifests, unread)
+        return cls(reader.home, reader.state, infos, manifests, unread)
 
     def expects(self, fault: Fault) -> bool:
         """Whether it is a fault that something is not there: only where the journal says that it is.
 
-        The disk in front of a remote root is each host's own: of several writers it has one host's share.
+        The root has all objects of a checkpoint of which the journal says so. A disk in front of it has those
+        that were written while it stood there; of several writers each host's disk has that host's only.
         """
-        return fault.kind != "missing" or any(
-            fault.place in self.infos[c].tiers
-            and any(each.key == fault.object for each in manifest.objects)
-            and (fault.place == self.home or len(manifest.roles) == 1)
+        if fault.kind != "missing":
+            return True
+        users = [
+            c
             for c, manifest in self.manifests.items()
-        )
+            if any(each.key == fault.object for each in manifest.objects)
+        ]
+        if fault.place == self.home:
+            return any(fault.place in self.infos[c].tiers for c in users)
+        key = layout.parse_checkpoint_key(fault.object)
+        owner = None if key is None else self.state.checkpoints.get(key.name.c)
+        alone = all(len(self.manifests[c].roles) == 1 for c in users)
+        return owner is not None and fault.place in owner.tiers and alone
 
 
 @dataclass(frozen=True)
