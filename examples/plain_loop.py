@@ -2,6 +2,7 @@
 
     python examples/plain_loop.py --root runs/plain          # kill it whenever you like, start it again
     durable audit runs/plain                                 # every sample exactly once
+    python examples/plain_loop.py --memory /dev/shm          # a kill costs at most one step, not --every
 
 The model learns a noisy sine; dropout and the noise make the result depend on every random stream,
 so the digest printed at the end is the same only if the run was the same.
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from durable_core import DurableSession
+from durable_core import DurableSession, Memory, Tiers
 from durable_core.data import DurableLoader
 
 
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--root", default="runs/plain")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--every", type=int, default=20, help="steps between two checkpoints")
+    parser.add_argument("--memory", metavar="TMPFS", help="seal every step in memory, as in /dev/shm")
     args = parser.parse_args()
 
     torch.manual_seed(1)
@@ -45,8 +47,9 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs * 64)
     loader = DurableLoader(NoisySine(), batch_size=64, seed=7, dataset_id="noisy-sine-4096")
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
+    tiers = Tiers(memory=Memory(every_n_steps=1, directory=args.memory)) if args.memory else None
 
-    with DurableSession.open(args.root, state=state, every_n_steps=args.every) as run:
+    with DurableSession.open(args.root, state=state, every_n_steps=args.every, tiers=tiers) as run:
         print(f"restored from {run.restored}" if run.restored else "a new run")
         while loader.cursor.epoch < args.epochs:
             for x, y in loader:

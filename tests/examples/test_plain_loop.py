@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).parents[2] / "examples" / "plain_loop.py"
 
 
-def run(root: Path, crash: str = "") -> subprocess.CompletedProcess[str]:
+def run(root: Path, crash: str = "", *more: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-m",
@@ -21,6 +22,7 @@ def run(root: Path, crash: str = "") -> subprocess.CompletedProcess[str]:
         str(root),
         "--epochs",
         "2",
+        *more,
     ]
     environment = {**os.environ, "DURABLE_TEST_CRASH": crash, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
@@ -47,3 +49,15 @@ def test_killed_twice_it_ends_with_the_same_weights_and_every_sample_once(tmp_pa
     assert audit.returncode == 0, audit.stdout
     report = json.loads(audit.stdout)
     assert (report["samples"], report["repeated"], report["skipped"]) == (2 * 4096, 0, 0)
+
+
+def test_with_memory_a_kill_costs_no_more_than_the_step_it_fell_into(tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    options = ("--memory", str(memory), "--every", "50")
+    assert run(tmp_path / "killed", "K5:30", *options).returncode == -9
+    last = run(tmp_path / "killed", "", *options)
+    step = int(re.findall(r"restored from \(\d+, (\d+)\)", last.stdout)[0])
+    assert 28 <= step <= 30  # the initial state is sealed too
+    assert digest(last) == digest(run(tmp_path / "reference", "", "--every", "50"))
+    assert not list(memory.rglob("*.slot")), "a run that has ended leaves nothing in memory"
