@@ -140,6 +140,17 @@ class CadenceChanged(Event):
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class GoalBreached(Event):
+    """Were ``domain`` lost now, training would go back to ``step``: further than a declared goal allows. Told
+    when it begins, and again only after the goal was met in between."""
+
+    domain: str
+    step: int
+    gap_steps: int
+    gap_seconds: float
+
+
 # --- restoring -----------------------------------------------------------------------------
 
 

@@ -114,3 +114,11 @@ def test_after_any_history_enough_is_left(rows, keep_last, data):
     if any(state.checkpoints[c].known_good for c in before):
         assert any(info.known_good for info in lineage)
     assert all(state.checkpoints[c].state in (S.COMMITTED, S.CORRUPT) for c in retired)
+
+
+def test_the_newest_in_each_tier_is_kept():
+    """The root may lag behind the disk that stands in front of it by more than is kept."""
+    disk, both = {"tiers": ("disk",)}, {"tiers": ("disk", "remote")}
+    state = history(both, both, disk, disk, disk)
+    assert gone(state, keep_last=2) == [0, 2]
+    assert keep_reasons(state, Retention(2))[1] == "newest in tier remote"

@@ -46,7 +46,7 @@ def main(root: str, memory: str, steps: int, every: int, death: str = "") -> Non
     at, _, point = death.partition(":")
     state = {"model": model, "optimizer": optimizer, "loader": loader}
     tiers = Tiers(memory=Memory(every_n_steps=1, directory=memory))
-    with DurableSession.open(root, state=state, every_n_steps=every, tiers=tiers) as run:
+    with DurableSession.open(root, state=state, every_n_steps=every, tiers=tiers, backlog="delay") as run:
         print("restored", run.restored, flush=True)
         while run.steps < steps:
             for (x,) in loader:

@@ -96,6 +96,6 @@ def test_a_flipped_bit_in_memory_is_found_and_the_step_before_taken(tmp_path: Pa
     data[8192] ^= 1
     slots[-1].write_bytes(data)
     restored, ended = live(root, memory)
-    assert restored == "(1, 6)"
+    assert restored == "(1, 6)", restored
     assert ended == truth
     check_history(root, memory)

@@ -50,9 +50,10 @@ class Swept:
 
 
 def retire(
-    view: View, policy: Retention, *, launch_id: str, epoch: int | None = None, limit: int = RETIRE_LIMIT
-) -> Program[Retirement]:
-    """Journal ``checkpoint.retired`` for what ``policy`` lets go of; deletes nothing.
+    view: View, policy: Retention, *, launch_id: str, epoch: int | None = None, limit: int = RETIRE_LIMIT,
+    in_hand: frozenset[int] = frozenset(),
+) -> Program[Retirement]:  # fmt: skip
+    """Journal ``checkpoint.retired`` for what ``policy`` lets go of, but for ``in_hand``; deletes nothing.
 
     Takes the controller's epoch when ``epoch`` is ``None`` and there is something to retire. Each
     decision is made at the tail it is appended to, and made again when that moves. Raises ``Fenced``
@@ -61,7 +62,7 @@ def retire(
     view = yield from replay(view)
     retired: list[Retire] = []
     for _ in range(limit):
-        due = decide(view.state, policy)
+        due = [each for each in decide(view.state, policy) if each.c not in in_hand]
         if not due:
             break
         if epoch is None:

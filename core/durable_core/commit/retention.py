@@ -73,6 +73,9 @@ def keep_reasons(state: RunState, policy: Retention) -> dict[int, str]:
                 kept.setdefault(info.c, f"step {info.step} is a multiple of {every}")
     for info in _known_good(state, usable, policy):
         kept.setdefault(info.c, "newest known-good")
+    for tier in sorted({tier for info in usable for tier in info.tiers}):
+        newest = next(info for info in usable if tier in info.tiers)
+        kept.setdefault(newest.c, f"newest in tier {tier}")
     return kept
 
 

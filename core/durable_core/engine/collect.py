@@ -9,6 +9,7 @@ from durable_core.commit.journal import AppendInDoubt, View
 from durable_core.commit.retention import Retention, Retire
 from durable_core.engine.performer import Performer
 from durable_core.errors import FencedError, LostSlot, TierError
+from durable_core.tier.base import Tier
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,16 @@ def collect(
     epoch: int | None = None,
     *,
     budget: int = SWEEP_BUDGET,
+    in_hand: frozenset[int] = frozenset(),
 ) -> Collected:
-    """Retire what ``policy`` lets go of, then delete at most ``budget`` dead objects, and what writers
-    that died left half written.
+    """Retire what ``policy`` lets go of (but for ``in_hand``, which are being copied), then
+    delete at most ``budget`` dead objects, and what writers that died left half written.
 
     Never raises for storage trouble or for another controller at work: collection can always be
     done later, and must not disturb what it collects for.
     """
     try:
-        retirement = performer.run(retire(view, policy, launch_id=launch_id, epoch=epoch))
+        retirement = performer.run(retire(view, policy, launch_id=launch_id, epoch=epoch, in_hand=in_hand))
     except AppendInDoubt as error:
         return Collected(error.view, None, problem=str(error))
     except (FencedError, LostSlot) as error:
@@ -54,3 +56,13 @@ def collect(
         return Collected(retirement.view, retirement.epoch, retirement.retired, problem=str(error))
     problem = f"kept for unreadable manifests: {swept.kept_unread}" if swept.kept_unread else ""
     return Collected(swept.view, retirement.epoch, retirement.retired, swept.deleted, swept.complete, problem)
+
+
+def sweep_place(performer: Performer, place: Tier, view: View) -> None:
+    """Delete dead objects of a place that stands beside the root; what is dead, the journal at home says.
+
+    Raises the tiers' errors; it can always be done later.
+    """
+    there = Performer(performer.tier, performer.clock, swept=place)
+    there.run(sweep(view))
+    place.collect_residue()

@@ -33,25 +33,27 @@ class ShardSource(Protocol):
 class Performer:
     """Performs effects on ``tier``; with ``read_only`` it refuses every effect that writes.
 
-    ``landing``: where shards are written first and looked for first, when that is not ``tier``.
+    ``landing``: where shards are written first and looked for first, when that is not ``tier``; ``swept``:
+    where objects are listed and deleted, likewise.
     """
 
     def __init__(
         self, tier: Tier, clock: Clock, *, source: ShardSource | None = None, read_only: bool = False,
-        landing: Tier | None = None,
+        landing: Tier | None = None, swept: Tier | None = None,
     ) -> None:  # fmt: skip
         self.tier = tier
         self.clock = clock
         self.source = source
         self.read_only = read_only
         self.landing = landing or tier
+        self.swept = swept or tier
         self._table: dict[type, Callable[[Any], Any]] = {
             fx.Get: self._get,
             fx.PutIfAbsent: lambda e: self.tier.put_if_absent(e.key, e.data),
             fx.SyncTail: lambda e: None if self.read_only else self.tier.sync_tail(e.prefix),
             fx.Size: self._size,
-            fx.ListKeys: lambda e: tuple(self.tier.list(e.prefix)),
-            fx.Delete: lambda e: self.tier.delete(e.key),
+            fx.ListKeys: lambda e: tuple(self.swept.list(e.prefix)),
+            fx.Delete: lambda e: self.swept.delete(e.key),
             fx.Describe: lambda e: self._staged().describe(),
             fx.Confirm: lambda e: self._staged().confirm(),
             fx.Estimate: lambda e: self._staged().estimate(e.pieces),
@@ -82,6 +84,10 @@ class Performer:
         return Performer(
             self.tier, self.clock, source=source, read_only=self.read_only, landing=self.landing
         )
+
+    def at_home(self) -> Performer:
+        """The same, with shards written to ``tier`` itself."""
+        return Performer(self.tier, self.clock, source=self.source, read_only=self.read_only)
 
     def _perform(self, effect: fx.Effect) -> Any:
         if self.read_only and isinstance(effect, (fx.PutIfAbsent, fx.Delete, fx.WriteShard)):

@@ -100,7 +100,7 @@ class PeerStore:
         self._tier = tier
 
     def push(self, sealed: Seal, staged: Staged, nonce: str) -> None:
-        """Store a snapshot, then drop all but the newest ``KEPT`` of this writer. Raises the tier's errors."""
+        """Store a snapshot, then drop all but this writer's newest ``KEPT``. Raises the tier's errors."""
         key = layout.snapshot_key(sealed.generation, sealed.step, sealed.role, nonce)
         self._tier.write_object(key, _image(sealed, staged))
         mine = sorted(found for found in self._tier.list(layout.SNAPSHOTS) if _role(found) == sealed.role)

@@ -75,16 +75,16 @@ class Adopter:
                 if found is not None:
                     break
         staged, sealed, place = found
-        adopted: Adopted | None = None
         try:
             adopted = self._save(staged, sealed, view, choice["generation"])
-        finally:
-            if adopted is None:
-                staged.release()
-        if adopted is not None:
-            c, step = adopted.point.c, adopted.point.step
-            event = events.SnapshotAdopted(self._clock.now(), c, step, choice["generation"], place)
-            self._board.emit(event)
+        except BaseException:
+            staged.release()  # sealed as it is: the next start may adopt it
+            raise
+        if adopted is None:
+            staged.discard()  # training begins without it, and a later step like it would contradict it
+            return None
+        c, step = adopted.point.c, adopted.point.step
+        self._board.emit(events.SnapshotAdopted(self._clock.now(), c, step, choice["generation"], place))
         return adopted
 
     @contextmanager
@@ -141,7 +141,7 @@ class Adopter:
         if self._world.all(mine is not None):
             return mine
         if mine is not None:
-            mine[0].release()
+            mine[0].discard()
             snapshots[:] = [
                 item for item in snapshots if item[1].seal.step != choice["step"]
             ]  # another writer has no whole copy of this step: it is no step to agree on

@@ -6,6 +6,7 @@ the journal can be written, and nothing else until the declared recovery point i
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -33,23 +34,24 @@ from durable_core.types import Promise, Token
 
 
 class Committer:
-    """Owns the writer's thread. ``on_commit`` is called there with every outcome, newest facts first."""
+    """Owns the writer's thread. ``on_commit`` is called there with every outcome, in order; ``in_hand`` says
+    which checkpoints are being copied, and must not be let go of. ``home``: the root's name as a tier."""
 
     def __init__(
         self, performer: Performer, clock: Clock, world: World, settings: Settings, token: Token,
-        view: View, board: Board, meter: Meter,
+        view: View, board: Board, meter: Meter, home: str,
     ) -> None:  # fmt: skip
         self._performer, self._clock, self._world, self._settings = performer, clock, world, settings
-        self._token, self._board, self._meter = token, board, meter
+        self._token, self._board, self._meter, self._home = token, board, meter, home
         self.writer = Writer(view)
         self.lineage = Lineage()
+        self.in_hand: Callable[[], frozenset[int]] = frozenset
         self.on_commit: list[Callable[[SaveOutcome], None]] = []
         self._epoch: int | None = None
+        #: saves queued or under way
+        self.saves_pending = 0
+        self._counting = threading.Lock()
         self._unwritten: list[tuple[str, str, Any, int | None]] = []
-
-    @property
-    def saves_pending(self) -> int:
-        return self.writer.pending
 
     # --- commits -----------------------------------------------------------------------------
 
@@ -63,16 +65,27 @@ class Committer:
             failures.append(error)
             self._failed(request.step, error)
 
+        release = lease.hold()
+
+        def finished() -> None:
+            with self._counting:
+                self.saves_pending -= 1
+            release()
+
+        with self._counting:
+            self.saves_pending += 1
         work = self._work(request, shard, lease, again=again)
-        self.writer.submit(Job(f"save {request.step}", work, failed, lease.hold()))
+        self.writer.submit(Job(f"save {request.step}", work, failed, finished))
 
     def _work(self, request: SaveRequest, shard: StagedShard, lease: Lease, *, again: bool) -> Work:
         program = save_coordinator if request.coordinates else save_writer
         started = self._clock.monotonic()
 
         def work(view: View) -> View:
-            performer = self._performer.with_source(shard)
-            known = replace(request, known=self.lineage.known)
+            performer, wanted = self._performer.with_source(shard), request
+            if view.state.head is None:  # the origin of the run lies where the run lies
+                performer, wanted = performer.at_home(), replace(request, tiers=(self._home,))
+            known = replace(wanted, known=self.lineage.known)
             try:
                 earlier = performer.run(landed(view, known)) if again else None
                 with self.lineage.following(shard):
@@ -81,15 +94,15 @@ class Committer:
                 self.writer.view = error.view
                 raise
             self.lineage.committed(outcome, shard, lease.hold())
-            self._committed(outcome, self._clock.monotonic() - started)
+            self._committed(wanted, outcome, self._clock.monotonic() - started)
             return self._after_commit(outcome.view)
 
         return work
 
-    def _committed(self, outcome: SaveOutcome, seconds: float) -> None:
+    def _committed(self, request: SaveRequest, outcome: SaveOutcome, seconds: float) -> None:
         now = self._clock.now()
         self._meter.persisted(seconds)
-        self._board.committed(outcome.c, outcome.step, now)
+        self._board.committed(outcome.c, outcome.step, now, request.tiers)
         self._board.emit(
             events.SaveCommitted(now, outcome.c, outcome.step, outcome.bytes, outcome.bytes_written, seconds)
         )
@@ -109,8 +122,9 @@ class Committer:
         except TierError:
             return view  # the lines stay for the next commit
         collected = collect(
-            self._performer, view, self._settings.retention, self._token.launch_id, self._epoch
-        )
+            self._performer, view, self._settings.retention, self._token.launch_id, self._epoch,
+            in_hand=self.in_hand(),
+        )  # fmt: skip
         self._epoch = collected.epoch
         if collected.problem:
             self._board.emit(events.CollectionFailed(self._clock.now(), collected.problem))
@@ -194,7 +208,8 @@ class Committer:
         view = self._performer.run(settle(view))
         state = view.state
         if state.head is not None and state.head != self._board.read(0).newest_c:
-            self._board.committed(state.head, state.checkpoints[state.head].step, self._clock.now())
+            info = state.checkpoints[state.head]
+            self._board.committed(info.c, info.step, self._clock.now(), info.tiers)
         return view
 
     def succeed(self, target: Any) -> None:

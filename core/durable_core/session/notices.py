@@ -33,6 +33,27 @@ def sentence_of(event: events.Event) -> str | None:
         )
     if isinstance(event, events.CollectionFailed):
         return f"old checkpoints could not be removed: {event.error}"
+    if isinstance(event, events.SnapshotVoided):
+        return (
+            f"the state of step {event.step} changed while it was being copied ({event.reason}); from now on "
+            "the loop waits for copies. Call settle() before changing weights otherwise than by an optimizer"
+        )
+    if isinstance(event, events.SnapshotFailed):
+        return f"no snapshot of step {event.step} in {event.place}: {event.error}"
+    if isinstance(event, events.SnapshotAdopted):
+        return (
+            f"step {event.step}, which generation {event.replaced} had in {event.place} only, was adopted as "
+            f"checkpoint {event.c}"
+        )
+    if isinstance(event, events.CopyFailed):
+        return f"checkpoint {event.c} was not copied to {event.place}; the next one is tried: {event.error}"
+    if isinstance(event, events.CopyDamaged):
+        return f"{event.key} in {event.place} is damaged ({event.reason}); another copy served"
+    if isinstance(event, events.GoalBreached):
+        return (
+            f"were the {event.domain} lost now, {event.gap_steps} steps ({event.gap_seconds:.0f} s) would be "
+            f"lost with it: more than the declared goal"
+        )
     if isinstance(event, events.SteppedDown):
         return f"checkpoint {event.c} is damaged ({event.reason}); going back to {event.to}"
     if isinstance(event, events.ReplayMismatched):

@@ -23,16 +23,17 @@ from durable_core.types import Promise
 
 @dataclass(frozen=True)
 class RestorePoint:
-    """A committed checkpoint as the journal names it."""
+    """A committed checkpoint as the journal names it; ``tiers``: where copies of it are said to be."""
 
     c: int
     step: int
     manifest: str
     digest: str
+    tiers: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, info: CheckpointInfo) -> RestorePoint:
-        return cls(info.c, info.step, info.manifest, info.manifest_digest)
+        return cls(info.c, info.step, info.manifest, info.manifest_digest, info.tiers)
 
 
 @dataclass(frozen=True)

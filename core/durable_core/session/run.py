@@ -25,7 +25,9 @@ from durable_core.errors import (
 from durable_core.format import codec, layout
 from durable_core.session.cadence import Meter
 from durable_core.session.committing import Committer
+from durable_core.session.copying import Copier
 from durable_core.session.opening import Coordinator, Opening
+from durable_core.session.recovery import Recovery
 from durable_core.session.restoring import Restorer
 from durable_core.session.saving import Due, Saver
 from durable_core.session.settings import Settings
@@ -65,13 +67,15 @@ class Run:
         coordinator: Coordinator | None,
     ) -> None:  # fmt: skip
         self.tier, self.clock, self.world, self.settings = tier, clock, world, settings
-        self.board = Board()
         self._opening = opening
         self._coordinator = coordinator
         self._stores = open_stores(
             tier, settings.tiers, run_id=opening.run_id, generation=opening.generation, role=world.role,
             slots=settings.slots,
         )  # fmt: skip
+        self.board = Board(
+            Recovery(self._stores.traits(), settings.tiers.goals, home=self._stores.home.name, clock=clock)
+        )
         self._performer = Performer(tier, clock, landing=self._stores.landing.tier)
         self._meter = Meter()
         self._heartbeat: heartbeat.Heartbeat | None = None
@@ -215,7 +219,8 @@ class Run:
             found.digest,
         )
         now = self.clock.now()
-        self.board.restored(manifest.c, manifest.step, now)
+        point = self._opening.restore
+        self.board.restored(manifest.c, manifest.step, now, point.tiers if point is not None else ())
         self.board.emit(
             events.RestoreDone(
                 now, manifest.c, manifest.step, self.generation, found.bytes_read, seconds, found.bytes_from
@@ -241,13 +246,19 @@ class Run:
         view = self._restorer().view(self.generation)
         committer = Committer(
             self._performer, self.clock, self.world, self.settings, self.token, view, self.board,
-            self._meter,
+            self._meter, self._stores.home.name,
         )  # fmt: skip
         stores = self._stores
+        copier: Copier | None = None
+        if stores.landing != stores.home:
+            copier = Copier(
+                self._performer, self.clock, self.world, self.token, stores, self.board,
+                lambda: committer.writer.view, deadline_s=self.settings.commit_deadline_s,
+            )  # fmt: skip
         snapshots = Snapshots(stores.pool, self.clock, self.world, self.board, stores.keeping)
         self._saver = Saver(
-            committer, snapshots, self.clock, self.world, self.settings, self.token, self.board,
-            self._window, self._meter,
+            committer, snapshots, copier, stores.landing.name, self.clock, self.world, self.settings,
+            self.token, self.board, self._window, self._meter,
         )  # fmt: skip
         if stores.memory is not None:  # what is sealed now is of this generation, or was adopted
             stores.memory.free(older_than=self.generation)
@@ -268,7 +279,7 @@ class Run:
         """The guard: call it before anything changes what ``save`` was told is ``unchanging``. Cheap when
         nothing is being copied."""
         if self._saver is not None:
-            self._saver.snapshots.settle()
+            self._saver.settle()
 
     def prepare(self, state: Any, role: Any) -> None:
         """Reserve and page-fault staging memory for a state like this one, in the background.
@@ -352,7 +363,10 @@ class Run:
 
     def succeed(self, target: Any = None) -> None:
         """The run is done and its final state committed: append ``run.succeeded`` and wait for it."""
-        self._active().committer.succeed(target)
+        active = self._active()
+        if active.copier is not None:  # what the run has come to is read from its root
+            active.copier.finish()
+        active.committer.succeed(target)
 
     def close(self, timeout: float | None = 600.0) -> None:
         """Flush, stop the background threads and withdraw the heartbeat. Harmless when repeated.

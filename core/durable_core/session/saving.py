@@ -18,11 +18,13 @@ from durable_core.errors import DurableError, RpoBreachedError
 from durable_core.format import codec, ledger
 from durable_core.session.cadence import Limits, Meter, Pacer, read_history
 from durable_core.session.committing import Committer
+from durable_core.session.copying import Copier
 from durable_core.session.settings import Settings
 from durable_core.session.snapshots import Lease, Snapshots
 from durable_core.session.status import Board
 from durable_core.session.world import World
 from durable_core.state import fingerprint, stable, tree, window
+from durable_core.state.staging import Slot
 from durable_core.types import CrashPoint, Promise, Token
 
 #: Seconds between two tries while training is paused for a breached recovery point.
@@ -40,10 +42,11 @@ class Saver:
     """Everything after ``confirm``: staging, cadence, backlog. Called on the training thread."""
 
     def __init__(
-        self, committer: Committer, snapshots: Snapshots, clock: Clock, world: World, settings: Settings,
-        token: Token, board: Board, rows: window.Window, meter: Meter,
+        self, committer: Committer, snapshots: Snapshots, copier: Copier | None, landing: str, clock: Clock,
+        world: World, settings: Settings, token: Token, board: Board, rows: window.Window, meter: Meter,
     ) -> None:  # fmt: skip
-        self.committer, self.snapshots = committer, snapshots
+        self.committer, self.snapshots, self.copier = committer, snapshots, copier
+        self._landing = landing
         self._clock, self._world, self._settings = clock, world, settings
         self._token, self._board, self._window, self._meter = token, board, rows, meter
         state = committer.writer.view.state
@@ -55,7 +58,10 @@ class Saver:
         )
         self._last_boundary: tuple[int, float] | None = None
         self._fingerprint = fingerprint.fingerprint()
-        committer.on_commit.insert(0, self._forget_rows)
+        committer.on_commit.append(self._forget_rows)
+        if copier is not None:
+            committer.on_commit.append(copier.committed)
+            committer.in_hand = lambda: copier.in_hand
 
     # --- at every boundary -------------------------------------------------------------------
 
@@ -70,7 +76,14 @@ class Saver:
             before, then = self._last_boundary
             self._meter.stepped(now - then, step - before)
         self._last_boundary = (step, now)
-        self._board.current_step = step
+        self._board.reached(step)
+        for standing in self._board.recovery.news():
+            self._board.emit(
+                events.GoalBreached(
+                    self._clock.now(), standing.domain, standing.newest.step, standing.gap_steps,
+                    standing.gap_seconds,
+                )
+            )  # fmt: skip
 
     def _pace(self, step: int) -> None:
         """After a save, made or skipped: the coordinator may announce another cadence."""
@@ -84,11 +97,20 @@ class Saver:
     def _raise_failure(self) -> None:
         self.committer.writer.raise_failure()
         self.snapshots.raise_bug()
+        if self.copier is not None:
+            self.copier.raise_bug()
 
     def due(self, step: int) -> Due | None:
         if self._pacer.due(step):
             return Due()
         return Due(checkpoint=False) if self.snapshots.due(step) else None
+
+    def settle(self) -> None:
+        """The guard. What it waits for is part of what saving costs."""
+        if self.snapshots.unsettled:
+            started = self._clock.monotonic()
+            self.snapshots.settle()
+            self._meter.waited(self._clock.monotonic() - started)
 
     def prepare(self, state: Any, role: Any) -> None:
         self.snapshots.prepare(self._flatten(state, role)[2])
@@ -107,10 +129,15 @@ class Saver:
         shared, own, tensors = self._flatten(state, role)
         breached = due.checkpoint and self._breached(step)
         patient = due.checkpoint and (wait or breached or self._settings.backlog == "delay")
-        spare = self.committer.lineage.spare
-        slot = self.snapshots.acquire(spare, checkpoint=due.checkpoint, patient=patient)
-        if slot is None:
-            self._skip(step, due)
+        slot, room = self._acquire(due, patient)
+        if due.checkpoint and not (slot and room):
+            self._skip(step, "every slot is in use" if room else "those before are still being written")
+            due = Due(checkpoint=False)
+        if slot is None or not (due.checkpoint or self.snapshots.due(step)):
+            if slot is not None:
+                slot.cancel()
+            elif not due.checkpoint:
+                self._board.count("snapshots_skipped")
             return False
         later = frozenset() if wait or breached else stable.keys(tensors, unchanging)
         lease = self.snapshots.stage(slot, tensors, later)
@@ -181,6 +208,8 @@ class Saver:
             fingerprint=self._fingerprint,
             topology={"roles": list(self._world.roles)},
             ledger=lambda after: segment(rows, after),
+            tiers=(self._landing,),
+            twins=self.copier is None,  # a second copy of what never changes is in the root anyway
             deadlines=Deadlines(seconds, seconds, seconds, seconds),
         )
 
@@ -190,15 +219,25 @@ class Saver:
         while self._ledger and self._ledger[0].step <= outcome.step:
             del self._ledger[0]
 
-    def _skip(self, step: int, due: Due) -> None:
-        if not due.checkpoint:
-            self._board.count("snapshots_skipped")
-            return
+    def _acquire(self, due: Due, patient: bool) -> tuple[Slot | None, bool]:
+        """A slot, and whether one more checkpoint may be in flight; the same on every writer.
+
+        Beside a memory tier with a cadence of its own checkpoints leave a slot for it.
+        """
+        most = max(1, self._settings.slots - int(self.snapshots.keeping.memory_every is not None))
+        if patient and self.committer.saves_pending >= most:
+            self._board.count("delayed")
+            self.committer.writer.drain()
+        room = self.committer.saves_pending < most
+        spare, waits = self.committer.lineage.spare, due.checkpoint and room
+        return self.snapshots.acquire(spare, room=room, checkpoint=waits, patient=patient)
+
+    def _skip(self, step: int, why: str) -> None:
         self._pace(step)
         self._board.count("skipped")
         skipped = self._board.read(0).skipped
         self._board.emit(
-            events.SaveSkipped(self._clock.now(), step, "every staging slot is still being written", skipped)
+            events.SaveSkipped(self._clock.now(), step, why, skipped)
         )
 
     def _breached(self, step: int) -> bool:
@@ -212,6 +251,7 @@ class Saver:
         )
         if len(self._world.roles) > 1 and (settings.rpo_steps or settings.rpo_seconds):
             breached = not self._world.all(not breached)
+        breached = breached or bool(self._board.recovery.breaches())
         if not breached:
             return False
         if self._board.breach():
@@ -238,11 +278,15 @@ class Saver:
     def flush(self, timeout: float | None) -> bool:
         self.snapshots.settle()
         kept = self.snapshots.drain(timeout)
-        return self.committer.flush(timeout) and kept
+        done = self.committer.flush(timeout)
+        copied = self.copier is None or self.copier.finish(timeout)
+        return done and kept and copied
 
     def close(self, timeout: float | None) -> None:
         self.snapshots.close(timeout)
         self.committer.close(timeout)
+        if self.copier is not None:
+            self.copier.close(timeout)
 
 
 def _rpo(settings: Settings) -> tuple[dict[str, float], dict[str, int]]:

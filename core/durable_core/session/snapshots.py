@@ -96,17 +96,17 @@ class Snapshots:
             target=self._pool.prepare, args=(tensors,), name="durable-prepare", daemon=True
         ).start()
 
-    def acquire(self, spare: Callable[[], bool], *, checkpoint: bool, patient: bool) -> Slot | None:
-        """A slot on every writer, or ``None`` on every writer.
+    def acquire(
+        self, spare: Callable[[], bool], *, room: bool, checkpoint: bool, patient: bool
+    ) -> tuple[Slot | None, bool]:
+        """A free slot, if every writer has one, and whether all of them have ``room`` for a checkpoint.
 
         ``spare`` gives back a slot that is only held to be compared with, if there is one. A ``checkpoint``
         waits for snapshots that are being sealed: they must not crowd it out, and sealing takes no longer
-        than memory does. ``patient``: it waits for writes as well. With several writers that keep
-        snapshots, a slot is reused only when the newer one is sealed by all: the agreement comes after
-        each has waited for its own seal.
+        than memory does. ``patient``: it waits for writes as well.
         """
         several = len(self._world.roles) > 1
-        if several and self._errands is not None:
+        if self._errands is not None and several:
             self._errands.drain()
         slot = self._pool.acquire(0.0)
         if slot is None and spare():
@@ -118,27 +118,50 @@ class Snapshots:
         if slot is None and patient:
             self._board.count("delayed")
             slot = self._pool.acquire(None)
-        if self._world.all(slot is not None):
-            return slot
+        if not several:
+            return slot, room
         if slot is not None:
             slot.cancel()
-        return None
+        return self._agreed(room)
+
+    def _agreed(self, room: bool) -> tuple[Slot | None, bool]:
+        """With several writers: the newest snapshot that *all* of them have sealed is never given up.
+
+        It is the newest of those common to all, not each one's own newest: a writer that could not seal
+        its part of a step must not cost the others the step before. All have waited for their seals.
+        """
+        rows = self._world.all_gather({"room": room, "slots": self._pool.held()})
+        sealed = [{step for _, step in row["slots"] if step is not None} for row in rows]
+        common = max(set.intersection(*sealed), default=None)
+        free = [any(each and (step is None or step != common) for each, step in row["slots"]) for row in rows]
+        slot = self._pool.acquire(None, keep=common) if all(free) else None
+        return slot, all(row["room"] for row in rows)
 
     def stage(self, slot: Slot, tensors: Mapping[str, Tensor], stable: frozenset[str]) -> Lease:
         """Copy what may change before the next update now, and the ``stable`` rest in the background."""
         staged = slot.stage(tensors, stable=stable, reached=probe.reached)
-        if stable:
+        if stable or self.keeping.memory_every is not None:
             self._unsettled = staged
         return Lease(staged)
 
+    @property
+    def unsettled(self) -> bool:
+        return self._unsettled is not None
+
     def settle(self) -> None:
-        """The guard: before anything may change what is still being copied."""
+        """The guard: before anything may change what is still being copied.
+
+        Where memory has a cadence of its own it waits for the seal too: without it a fast loop would run
+        away from its snapshots, and a crash would cost more than the steps declared.
+        """
         staged, self._unsettled = self._unsettled, None
         if staged is None:
             return
         staged.settle()
         if staged.void:
             self._board.count("voided")
+        if self._errands is not None and self.keeping.memory_every is not None:
+            self._errands.drain()
 
     def keep(
         self, lease: Lease, shard: StagedShard, request: SaveRequest, head: tuple[int, int] | None

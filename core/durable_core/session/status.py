@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from durable_core.events import Event
+from durable_core.session.recovery import Recovery
 
 
 @dataclass(frozen=True)
 class Status:
     """``newest_step``: of the newest checkpoint that survives this process now; ``lag_steps``: training
     beyond it; ``stall_seconds``: what the last save cost the loop; ``last_error`` is cleared by the next
-    commit; ``rpo_breached`` likewise."""
+    commit; ``rpo_breached`` likewise. ``recoverable``: failure domain -> the step that would be left if it
+    were lost now."""
 
     newest_c: int | None
     newest_step: int | None
@@ -29,6 +31,7 @@ class Status:
     stall_seconds: float | None
     last_error: str | None
     rpo_breached: bool
+    recoverable: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def lag_steps(self) -> int:
@@ -43,13 +46,15 @@ class Status:
             "durable/skipped": float(self.skipped),
             "durable/failed": float(self.failed),
             "durable/stall_seconds": self.stall_seconds or 0.0,
+            **{f"durable/recoverable_{domain}": float(step) for domain, step in self.recoverable.items()},
         }
 
 
 class Board:
     """The mutable side of ``Status``; listeners are told every event, on the thread it happened on."""
 
-    def __init__(self) -> None:
+    def __init__(self, recovery: Recovery) -> None:
+        self.recovery = recovery
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._newest: tuple[int, int, float] | None = None
@@ -81,13 +86,26 @@ class Board:
         """A snapshot of ``step`` is whole in tier ``place``."""
         with self._lock:
             self._sealed[place] = step
+        self.recovery.sealed(place, step)
 
-    def committed(self, c: int, step: int, when: float) -> None:
+    def reached(self, step: int) -> None:
+        """Training stands at this boundary."""
+        self.current_step = step
+        self.recovery.reached(step)
+
+    def copied(self, c: int, place: str) -> None:
+        """A verified copy of checkpoint ``c`` is in tier ``place`` as well."""
+        self.recovery.added(c, place)
+
+    def committed(self, c: int, step: int, when: float, tiers: Iterable[str]) -> None:
+        self.recovery.committed(c, step, tiers)
         with self._lock:
             self._counts["committed"] += 1
             self._newest, self._error, self._breached = (c, step, when), None, False
 
-    def restored(self, c: int, step: int, when: float) -> None:
+    def restored(self, c: int, step: int, when: float, tiers: Iterable[str]) -> None:
+        self.recovery.reached(step)
+        self.recovery.committed(c, step, tiers)
         with self._lock:
             self._newest, self.current_step = (c, step, when), step
 
@@ -113,4 +131,5 @@ class Board:
             return Status(
                 c, step, when, self.current_step, pending, counts["committed"], counts["skipped"],
                 counts["delayed"], counts["failed"], self.stall_seconds, self._error, self._breached,
+                {each.domain: each.newest.step for each in self.recovery.standings()},
             )  # fmt: skip

@@ -19,14 +19,20 @@ from durable_core.tier.base import Tier
 from durable_core.tier.peer.client import PeerTier
 from durable_core.tier.peer.secret import find_secret
 from durable_core.tier.posix import PosixTier
+from durable_core.types import Traits
 
 
 @dataclass(frozen=True)
 class Stores:
-    """``home`` holds the journal and all documents; ``landing`` gets the shards first (it may be home)."""
+    """``home`` holds the journal and all documents; ``landing`` gets the shards first (it may be home).
+
+    ``copy_every`` and ``copy_bytes_per_second``: how checkpoints get from there to home.
+    """
 
     home: Place
     landing: Place
+    copy_every: int
+    copy_bytes_per_second: float | None
     memory: SlotMemory | None
     pool: SlotPool
     keeping: Keeping
@@ -35,6 +41,15 @@ class Stores:
     def places(self) -> tuple[Place, ...]:
         """Where checkpoints lie, fastest first."""
         return tuple(dict.fromkeys((self.landing, self.home)))
+
+    def traits(self) -> dict[str, Traits]:
+        """Every tier of this run, fastest first."""
+        kept: dict[str, Traits] = {}
+        if self.keeping.memory:
+            kept["memory"] = goals.default_traits("memory")
+        if self.keeping.peers:
+            kept["peer"] = goals.default_traits("peer")
+        return {**kept, **{place.name: place.traits for place in self.places}}
 
     def sources(self, faster: Iterable[Source] = ()) -> Sources:
         """For one restore: ``faster`` before the places."""
@@ -60,7 +75,15 @@ def open_stores(
         peers=_peers(tiers, run_id, generation),
         peer_every=None if tiers.peer is None else tiers.peer.every_n_steps,
     )
-    return Stores(root, landing, memory, SlotPool(slots + keeping.extra_slots, memory=memory), keeping)
+    return Stores(
+        home=root,
+        landing=landing,
+        copy_every=1 if tiers.disk is None else tiers.disk.every,
+        copy_bytes_per_second=None if tiers.disk is None else tiers.disk.bytes_per_second,
+        memory=memory,
+        pool=SlotPool(slots + keeping.extra_slots, memory=memory),
+        keeping=keeping,
+    )
 
 
 def name_of(home: Tier) -> str:

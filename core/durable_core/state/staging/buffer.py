@@ -31,6 +31,8 @@ class Buffer:
         self.memory = memory
         #: When it was sealed, as the pool counts; 0 while it holds no whole snapshot.
         self.sealed_at = 0
+        #: The step of that snapshot.
+        self.step: int | None = None
         self._file: SlotFile | None = None
         self._mapping: mmap.mmap | None = None
         self._begin = 0 if memory is None else HEADER_BYTES
@@ -71,7 +73,7 @@ class Buffer:
 
     def dirty(self) -> None:
         """Before the first byte changes: whoever finds this slot after a crash leaves it alone."""
-        self.sealed_at = 0
+        self.sealed_at, self.step = 0, None
         if self._file is not None:
             self._file.mark(SlotState.DIRTY)
 

@@ -157,19 +157,25 @@ class SlotPool:
             finally:
                 self.give_back(buffer)
 
-    def acquire(self, timeout: float | None = 0.0) -> Slot | None:
+    def acquire(self, timeout: float | None = 0.0, *, keep: int | None = None) -> Slot | None:
         """A free slot, or ``None`` if none comes free within ``timeout`` seconds (``None``: no limit).
 
-        One without a sealed snapshot if there is one, else the one with the oldest; never the newest.
+        One without a sealed snapshot if there is one, else the one with the oldest. Never the one with the
+        snapshot of step ``keep``, which is the newest that several writers all have; ``None``: the newest.
         """
         with self._changed:
             if self._closed is not None:
                 raise UsageError("this pool was closed")
-            if not self._changed.wait_for(self._usable, timeout):
+            if not self._changed.wait_for(lambda: self._usable(keep), timeout):
                 return None
-            buffer = min(self._usable(), key=lambda buffer: buffer.sealed_at)
+            buffer = min(self._usable(keep), key=lambda buffer: buffer.sealed_at)
             self._free.remove(buffer)
             return Slot(self, buffer)
+
+    def held(self) -> list[tuple[bool, int | None]]:
+        """For each slot whether it is free, and the step of the sealed snapshot in it, if there is one."""
+        with self._changed:
+            return [(buffer in self._free, buffer.step) for buffer in self._buffers]
 
     def layout(self, tensors: Mapping[str, Tensor]) -> Layout:
         """The layout for this state; the one made before when nothing about it changed."""
@@ -234,18 +240,19 @@ class SlotPool:
         if closed is not None:
             buffer.close(remove=closed)
 
-    def note_sealed(self, buffer: Buffer) -> None:
+    def note_sealed(self, buffer: Buffer, step: int) -> None:
         with self._changed:
             self._seals += 1
-            buffer.sealed_at = self._seals
+            buffer.sealed_at, buffer.step = self._seals, step
             self._changed.notify()  # what was the newest snapshot is not any more
 
     def distrust(self, reason: str) -> None:
         self.eager_reason = reason
 
-    def _usable(self) -> list[Buffer]:
-        newest = max(buffer.sealed_at for buffer in self._buffers)
-        return [buffer for buffer in self._free if not buffer.sealed_at or buffer.sealed_at < newest]
+    def _usable(self, keep: int | None) -> list[Buffer]:
+        newest = max(self._buffers, key=lambda buffer: buffer.sealed_at)
+        kept = newest.step if keep is None else keep
+        return [buffer for buffer in self._free if buffer.step is None or buffer.step != kept]
 
 
 def _plain(source: Tensor) -> bool:

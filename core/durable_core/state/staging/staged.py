@@ -22,7 +22,7 @@ class Owner(Protocol):
 
     def give_back(self, buffer: Buffer) -> None: ...
 
-    def note_sealed(self, buffer: Buffer) -> None: ...
+    def note_sealed(self, buffer: Buffer, step: int) -> None: ...
 
     def distrust(self, reason: str) -> None: ...
 
@@ -158,7 +158,13 @@ class Staged:
             raise UsageError("a seal's infos are those of every staged slice, once each")
         in_place = sorted(self.slices, key=self._layout.range)
         buffer.seal(dataclasses.replace(seal, infos=tuple(infos[piece] for piece in in_place)))
-        self._owner.note_sealed(buffer)
+        self._owner.note_sealed(buffer, seal.step)
+
+    def discard(self) -> None:
+        """Give the slot back with nothing sealed in it: what was sealed shall never be adopted."""
+        if self._buffer is not None and os.getpid() == self._process:
+            self._buffer.dirty()
+        self.release()
 
     def release(self) -> None:
         """Give the slot back; what was sealed stays so until the slot is used again. Harmless when repeated.
