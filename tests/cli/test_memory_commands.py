@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,10 @@ from cli_runs import Durable
 
 from durable_core.cli import output
 from durable_core.clock import SystemClock
+from durable_core.engine import heartbeat
 from durable_core.engine.inspect import open_run
 from durable_core.format import layout
+from durable_core.session import Run
 from durable_core.state.snapshots import SlotMemory, leftovers
 from durable_core.tier.peer.agent import Agent
 from durable_core.tier.peer.client import PeerTier
@@ -160,6 +162,30 @@ def test_peers_keep_what_the_next_start_needs(
         assert durable(*arguments, "--force").code == 0
         assert list(peer.list(layout.SNAPSHOTS)) == []
         peer.close()
+
+
+def test_peers_do_not_forget_a_run_that_is_trained(tmp_path: Path, memory: Path, durable: Durable) -> None:
+    durable("secret", tmp_path / "secret")
+    secret = read_secret(tmp_path / "secret")
+    run = Run.open(tmp_path / "run")
+    try:
+        with Agent(memory / "agent", secret=secret, capacity_bytes=1 << 24) as agent:
+            until(lambda: heartbeat.read(run.tier) is not None)
+            refused = durable(
+                "gc", "--memory", tmp_path / "run", "--directory", memory, "--peer", agent.address,
+                "--secret-file", tmp_path / "secret", "--json",
+            )  # fmt: skip
+            assert refused.code == output.FAILED and "is being trained" in refused.document["refused"]
+    finally:
+        run.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    clock = SystemClock()
+    deadline = clock.monotonic() + 20
+    while not condition():
+        assert clock.monotonic() < deadline, "it did not happen"
+        clock.sleep(0.002)
 
 
 def test_a_secret_is_new_private_and_never_overwritten(tmp_path: Path, durable: Durable) -> None:
