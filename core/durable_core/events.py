@@ -187,6 +187,16 @@ class CopyDamaged(Event):
 
 
 @dataclass(frozen=True)
+class CopyRepaired(Event):
+    """The damaged object is whole again in tier ``place`` (``done``), or ``reason`` says why not now."""
+
+    place: str
+    key: str
+    done: bool
+    reason: str
+
+
+@dataclass(frozen=True)
 class SteppedDown(Event):
     """Checkpoint ``c`` failed verification; ``to`` is the next candidate (``None``: there is none)."""
 

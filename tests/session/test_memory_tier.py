@@ -1,4 +1,4 @@
-"""A worker that is killed goes on from this host's memory: at most one step is lost, and it is the same run."""
+"""A worker that is killed goes on from this host's memory: at most one step is lost, in the same run."""
 
 from __future__ import annotations
 

@@ -50,8 +50,11 @@ class Reader:
 
     @property
     def home(self) -> str:
-        """What the journal calls the tier of the root: ``disk`` for a directory, else ``remote``."""
-        return "disk" if isinstance(self.tier, PosixTier) else "remote"
+        """What the journal calls the tier of the root: ``disk`` for a directory, else ``remote``, and so it
+        does for a directory behind a disk: the origin of the run, which lies in the root, says so."""
+        origin = next(iter(self.committed()), None)
+        behind = origin is not None and "remote" in origin.tiers
+        return "disk" if isinstance(self.tier, PosixTier) and not behind else "remote"
 
     def is_elsewhere(self, info: CheckpointInfo) -> bool:
         """The journal names other tiers only: that objects are not in the root (yet) is no damage."""

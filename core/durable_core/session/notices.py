@@ -49,6 +49,8 @@ def sentence_of(event: events.Event) -> str | None:
         return f"checkpoint {event.c} was not copied to {event.place}; the next one is tried: {event.error}"
     if isinstance(event, events.CopyDamaged):
         return f"{event.key} in {event.place} is damaged ({event.reason}); another copy served"
+    if isinstance(event, events.CopyRepaired) and not event.done:
+        return f"{event.key} in {event.place} is still damaged: {event.reason}"
     if isinstance(event, events.GoalBreached):
         return (
             f"were the {event.domain} lost now, {event.gap_steps} steps ({event.gap_seconds:.0f} s) would be "

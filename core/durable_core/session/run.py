@@ -15,30 +15,32 @@ from typing import Any
 from durable_core import events
 from durable_core.clock import Clock, SystemClock
 from durable_core.engine import heartbeat, restore
+from durable_core.engine.copies import Fault
 from durable_core.engine.performer import Performer
+from durable_core.engine.worker import Job
 from durable_core.errors import (
-    CodecError,
-    CorruptError,
     RestoreError,
     UsageError,
 )
-from durable_core.format import codec, layout
+from durable_core.format import codec
 from durable_core.session.cadence import Meter
 from durable_core.session.committing import Committer
 from durable_core.session.copying import Copier
+from durable_core.session.curve import Curve
 from durable_core.session.opening import Coordinator, Opening
 from durable_core.session.recovery import Recovery
+from durable_core.session.repairing import repairing
 from durable_core.session.restoring import Restorer
 from durable_core.session.saving import Due, Saver
 from durable_core.session.settings import Settings
 from durable_core.session.snapshots import Snapshots
 from durable_core.session.software import promised
 from durable_core.session.status import Board, Status
-from durable_core.session.stores import open_stores
+from durable_core.session.stores import open_stores, require_feasible
 from durable_core.session.tiers import open_tier
 from durable_core.session.world import World
 from durable_core.spec import RunSpec
-from durable_core.state import fingerprint, window
+from durable_core.state import fingerprint
 from durable_core.tier.base import Tier
 from durable_core.types import Promise, Token
 
@@ -81,10 +83,9 @@ class Run:
         self._heartbeat: heartbeat.Heartbeat | None = None
         self._saver: Saver | None = None
         self._loaded: Loaded | None = None
+        self._faults: tuple[Fault, ...] = ()
         self._lowered: tuple[Promise, str] | None = None
-        self._window = window.Window(settings.metrics_window)
-        self._replayed: list[window.Row] = []
-        self._reference = _reference(coordinator.previous if coordinator else None)
+        self._curve = Curve(settings.metrics_window, coordinator.previous if coordinator else None)
 
     # --- opening -----------------------------------------------------------------------------
 
@@ -118,10 +119,12 @@ class Run:
             assert coordinator is not None
             return coordinator.open(external=external).to_json()
 
+        require_feasible(tier, settings.tiers, settings.cadence)
         run = cls(tier, clock, world, settings, Opening.from_json(world.decide(decide)), coordinator)
         if coordinator is not None and not run.completed:
             token = run.token
-            run._heartbeat = heartbeat.Heartbeat(tier, clock, token.launch_id, token.generation, run._rows)
+            launch, generation = token.launch_id, token.generation
+            run._heartbeat = heartbeat.Heartbeat(tier, clock, launch, generation, run._curve.rows)
             run._heartbeat.start()
         return run
 
@@ -206,8 +209,7 @@ class Run:
     def _accept(self, found: restore.Restored, seconds: float) -> Loaded:
         manifest = found.manifest
         metrics = tuple(codec.decode(row, key=f"c{manifest.c}") for row in manifest.metrics)
-        for row in metrics:
-            self._window.record(window.Row(**row))
+        self._curve.restore(metrics)
         self._loaded = Loaded(
             manifest.c,
             manifest.step,
@@ -226,6 +228,7 @@ class Run:
                 now, manifest.c, manifest.step, self.generation, found.bytes_read, seconds, found.bytes_from
             )
         )
+        self._faults = found.faults
         for fault in found.faults:
             self.board.emit(events.CopyDamaged(now, fault.place, fault.object, fault.reason))
         return self._loaded
@@ -258,10 +261,13 @@ class Run:
         snapshots = Snapshots(stores.pool, self.clock, self.world, self.board, stores.keeping)
         self._saver = Saver(
             committer, snapshots, copier, stores.landing.name, self.clock, self.world, self.settings,
-            self.token, self.board, self._window, self._meter,
+            self.token, self.board, self._curve.window, self._meter,
         )  # fmt: skip
         if stores.memory is not None:  # what is sealed now is of this generation, or was adopted
             stores.memory.free(older_than=self.generation)
+        if self._faults:
+            work = repairing(self._faults, self._performer, stores, self.clock, self.board)
+            committer.writer.submit(Job("repair", work, lambda error: None))
         if self._lowered is not None:
             self._saver.lower_promise(*self._lowered)
 
@@ -325,20 +331,15 @@ class Run:
         Raises ``UsageError`` for what is no number.
         """
         given = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
-        row = window.Row(step, **{name: _number(name, value) for name, value in given.items()})
-        self._window.record(row)
-        reference = self._reference.pop(step, None)
-        if reference is not None:
-            self._replayed.append(row)
-            verdict = window.compare([reference], [row], self.promise)
-            if verdict.ok is False:
-                self.board.emit(events.ReplayMismatched(self.clock.now(), step, verdict.reason))
-                self._active().committer.note_failure("F13", "replay-mismatch", verdict.reason, step)
+        mismatch = self._curve.note(step, given, self.promise)
+        if mismatch:
+            self.board.emit(events.ReplayMismatched(self.clock.now(), step, mismatch))
+            self._active().committer.note_failure("F13", "replay-mismatch", mismatch, step)
 
     @property
     def replayed(self) -> int:
         """Steps compared so far with the rows their first execution left behind."""
-        return len(self._replayed)
+        return self._curve.replayed
 
     def status(self) -> Status:
         return self.board.read(self._saver.pending if self._saver else 0)
@@ -399,29 +400,6 @@ class Run:
                 hint="to go on with it, start it with a spec of a larger target",
             )
         raise UsageError("this run is not open for writing", hint="confirm() comes before saving")
-
-    def _rows(self) -> list[Any]:
-        return [codec.encode(dict(vars(row))) for row in self._window.rows]  # a loss may well be NaN
-
-
-def _number(name: str, value: Any) -> float | None:
-    try:
-        return None if value is None else float(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several elements
-        hint = "pass a float, as in loss.item()"
-        raise UsageError(f"{name} is not a number: {error}", hint=hint) from error
-
-
-def _reference(previous: heartbeat.Owner | None) -> dict[int, window.Row]:
-    """The rows of the last owner's heartbeat by step. A hint: what another version wrote is left out."""
-    try:
-        rows = [
-            window.Row(**codec.decode(row, key=layout.OWNER_HINT))
-            for row in (previous.rows if previous else [])
-        ]
-    except (CorruptError, CodecError, TypeError):
-        return {}
-    return {row.step: row for row in rows}
 
 
 def split_position(cursor: Mapping[str, Any] | None, role: Any) -> tuple[dict[str, Any] | None, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from durable_core.engine import probe
 from durable_core.engine.copies import Place, Source, Sources, TierSource
 from durable_core.engine.sealing import PeerStore
 from durable_core.session import goals
+from durable_core.session.cadence import Cadence
 from durable_core.session.places import Tiers
 from durable_core.session.snapshots import Keeping
 from durable_core.state.snapshots import SlotMemory
@@ -60,7 +61,7 @@ def open_stores(
     home: Tier, tiers: Tiers, *, run_id: str, generation: int, role: str, slots: int
 ) -> Stores:  # fmt: skip
     """Raises what the tiers raise when they cannot do what is asked of them; peers are not called here."""
-    root = Place(name_of(home), home, tiers.root or goals.default_traits(name_of(home)))
+    root = Place(name_of(home, tiers), home, tiers.root or root_traits(home))
     landing = root
     if tiers.disk is not None:
         disk = PosixTier(Path(tiers.disk.path), reached=probe.reached)
@@ -86,9 +87,37 @@ def open_stores(
     )
 
 
-def name_of(home: Tier) -> str:
-    """What the journal calls a root: ``disk`` for a directory, ``remote`` for everything else."""
-    return "disk" if isinstance(home, PosixTier) else "remote"
+def require_feasible(home: Tier, tiers: Tiers, cadence: Cadence) -> None:
+    """``UsageError`` with the arithmetic when no tier can meet a declared goal. Nothing is measured yet:
+    sizes and times count as nothing, so only what cannot work at all is refused; the rest is watched."""
+    if not tiers.goals:
+        return
+    every = cadence.every_n_steps if isinstance(cadence.every_n_steps, int) else 1
+    of_steps = {"memory": tiers.memory, "peer": tiers.peer}
+    figures = goals.Figures(
+        state_bytes=0,
+        step_seconds=1e-6,
+        every_steps=every,
+        steps_of={name: it.every_n_steps for name, it in of_steps.items() if it and it.every_n_steps},
+    )
+    name = name_of(home, tiers)
+    root = tiers.root or root_traits(home)
+    declared = {each: goals.default_traits(each) for each, it in of_steps.items() if it}
+    if tiers.disk is not None:
+        declared["disk"] = tiers.disk.traits or goals.default_traits("disk")
+        root = replace(root, every=tiers.disk.every)
+    goals.feasible(tiers.goals, {**declared, name: root}, figures, home=name).require()
+
+
+def name_of(home: Tier, tiers: Tiers) -> str:
+    """What the journal calls the root: ``disk`` for a directory, and ``remote`` for everything else and for
+    a directory with a disk in front of it."""
+    return "disk" if isinstance(home, PosixTier) and tiers.disk is None else "remote"
+
+
+def root_traits(home: Tier) -> Traits:
+    """Of a root that is not declared: a directory is taken for this host's own disk."""
+    return goals.default_traits("disk" if isinstance(home, PosixTier) else "remote")
 
 
 def _peers(tiers: Tiers, run_id: str, generation: int) -> tuple[PeerStore, ...]:

@@ -1,0 +1,134 @@
+"""A disk in front of the root: commits land on it, the root gets its copy, either alone restores the run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from session_helpers import check, start, state_at
+
+from durable_core import Disk, Goal, Memory, Tiers, events
+from durable_core.commit.retention import Retention
+from durable_core.engine.inspect import open_run
+from durable_core.engine.verify import verify
+from durable_core.errors import UsageError
+from durable_core.session import Run
+
+SIZE = 4096
+
+
+def tiers_of(base: Path) -> Tiers:
+    return Tiers(disk=Disk(base / "disk"))
+
+
+def trained(base: Path, last: int, **settings: object) -> Run:
+    run = start(base / "root", tiers=tiers_of(base), **settings)
+    for step in range(1, last + 1):
+        run.boundary(step)
+        run.save(state_at(step, SIZE), {}, step=step, wait=True)
+    return run
+
+
+def reopened(base: Path) -> tuple[Run, dict[str, int], list[events.Event]]:
+    """A new generation: the run, the bytes it restored from each tier, and all that it told."""
+    told: list[events.Event] = []
+    run = Run.open(base / "root", settings=start_settings(base))
+    run.board.listeners.append(told.append)
+    loaded = run.load()
+    check(loaded.step, loaded.state)
+    done = next(event for event in told if isinstance(event, events.RestoreDone))
+    return run, dict(done.sources), told
+
+
+def start_settings(base: Path):
+    from durable_core.session import Settings
+
+    return Settings(takeover=True, tiers=tiers_of(base))
+
+
+def shards(place: Path) -> set[str]:
+    found = (path.relative_to(place) for path in place.rglob("*.safetensors"))
+    return {str(path) for path in found if path.parts[0] == "checkpoints"}
+
+
+def test_commits_land_on_the_disk_and_the_root_gets_its_copy(tmp_path: Path) -> None:
+    run = trained(tmp_path, 3)
+    run.flush()
+    run.close()
+    state = open_run(tmp_path / "root").state
+    assert state.checkpoints[0].tiers == ("remote",)  # the origin of the run lies where the run lies
+    assert [state.checkpoints[c].tiers for c in (1, 2, 3)][-1] == ("disk", "remote")
+    assert shards(tmp_path / "root") >= shards(tmp_path / "disk")
+    assert not verify(open_run(tmp_path / "root")).findings
+    run, sources, _ = reopened(tmp_path)
+    assert list(sources) == ["disk"]
+    run.close()
+
+
+def test_a_lost_disk_costs_nothing_that_was_copied(tmp_path: Path) -> None:
+    run = trained(tmp_path, 3)
+    run.flush()
+    run.close()
+    shutil.rmtree(tmp_path / "disk")
+    run, sources, _ = reopened(tmp_path)
+    assert run.restored_from == (3, 3) and list(sources) == ["remote"]
+    run.confirm()
+    run.boundary(4)
+    run.save(state_at(4, SIZE), {}, step=4, wait=True)  # the parent's objects are in the root only
+    run.flush()
+    run.close()
+    assert not verify(open_run(tmp_path / "root")).findings
+
+
+def test_a_damaged_object_is_served_by_the_other_copy_and_mended(tmp_path: Path) -> None:
+    run = trained(tmp_path, 2)
+    run.flush()
+    run.close()
+    victim = max((tmp_path / "disk").rglob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+    whole = victim.read_bytes()
+    victim.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    run, _, told = reopened(tmp_path)
+    assert run.restored_from == (2, 2)
+    damaged = [event for event in told if isinstance(event, events.CopyDamaged)]
+    assert [event.place for event in damaged] == ["disk"]
+    run.confirm()
+    run.flush()
+    assert [event.done for event in told if isinstance(event, events.CopyRepaired)] == [True]
+    assert victim.read_bytes() == whole
+    run.close()
+
+
+def test_what_the_root_does_not_have_yet_is_not_let_go_of(tmp_path: Path, monkeypatch) -> None:
+    """The copies fail: the newest checkpoint that is in the root stays, whatever is kept otherwise."""
+    from durable_core.session.copying import Copier
+
+    run = trained(tmp_path, 1, retention=Retention(keep_last=1))
+    run.flush()
+    monkeypatch.setattr(Copier, "_promote", lambda *_: (_ for _ in ()).throw(UnreachableTier()))
+    told: list[events.Event] = []
+    run.board.listeners.append(told.append)
+    for step in range(2, 6):
+        run.boundary(step)
+        run.save(state_at(step, SIZE), {}, step=step, wait=True)
+    run.flush()
+    assert any(isinstance(event, events.CopyFailed) for event in told)
+    run.close()
+    shutil.rmtree(tmp_path / "disk")
+    monkeypatch.undo()
+    run, _, _ = reopened(tmp_path)
+    assert run.restored_from == (1, 1)
+    run.close()
+
+
+class UnreachableTier(Exception):
+    def __new__(cls):
+        from durable_core.errors import TierUnavailable
+
+        return TierUnavailable("the root cannot be reached")
+
+
+def test_a_goal_that_no_tier_can_meet_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    tiers = Tiers(memory=Memory(every_n_steps=1, directory=tmp_path), goals=(Goal("host", rpo_steps=10),))
+    with pytest.raises(UsageError, match="journal is in disk"):
+        start(tmp_path / "root", tiers=tiers)
