@@ -7,13 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from cli_runs import Durable
 
+from durable_core import Disk, Tiers
 from durable_core.cli import output
 from durable_core.cli.scrub import Held
 from durable_core.engine.copies import Fault
 from durable_core.engine.inspect import Reader, open_run
 from durable_core.errors import TierUnavailable
+from durable_core.session import Run, Settings
 from durable_core.tier.posix import PosixTier
 
 
@@ -135,7 +138,32 @@ def test_the_disk_need_not_have_what_was_written_before_it_was_there(root: Path,
     assert held.expects(replace(on_disk, kind="corrupt"))
 
 
-def test_a_disk_before_a_directory_is_refused(root: Path, tmp_path: Path, durable: Durable) -> None:
+def test_a_run_with_a_disk_in_front_of_its_root(tmp_path: Path, durable: Durable) -> None:
+    """The origin lies in the root; of those that land on the disk only the newest is copied."""
+    root, disk = tmp_path / "root", tmp_path / "disk"
+    run = Run.open(root, settings=Settings(tiers=Tiers(disk=Disk(disk, every=1000))))
+    run.confirm()
+    for step in range(3):
+        run.save({"w": torch.full((1000,), float(step))}, {}, step=step, wait=True)
+    run.close()
+    state = open_run(root).state
+    assert [info.tiers for info in state.checkpoints.values()] == [("remote",), ("disk",), ("disk", "remote")]
+    rows = durable("verify", root, "--json").document["checkpoints"]
+    assert [len(row["elsewhere"]) for row in rows] == [0, 1, 0]
+    listed = durable("ls", root, "--json").document["checkpoints"]
+    assert [row["elsewhere"] for row in listed] == [False, True, False]
+    assert durable("scrub", root, "--disk", disk).code == 0
+    shard(disk, 2).unlink()
+    flip(shard(root, 0))
+    done = durable("scrub", root, "--disk", disk, "--repair", "--json")
+    assert {(each["place"], each["outcome"]) for each in done.document["repairs"]} == {
+        ("disk", "repaired"), ("remote", "lost"),
+    }  # fmt: skip
+    assert shard(disk, 2).read_bytes() == shard(root, 2).read_bytes()
+    assert [mark["c"] for mark in done.document["lost"]] == [0] and done.code == output.CORRUPT
+
+
+def test_a_disk_where_there_never_was_one_is_refused(root: Path, tmp_path: Path, durable: Durable) -> None:
     assert durable("scrub", root, "--disk", tmp_path).code == output.USAGE
 
 

@@ -103,7 +103,7 @@ def journal(root: str, as_json: bool) -> int:
 
 @_command("verify")
 @_which
-@click.option("--strict", is_flag=True, help="What is only in a disk before this root counts as missing.")
+@click.option("--strict", is_flag=True, help="What is only on a disk in front of ROOT counts as missing.")
 def verify(root: str, c: int | None, strict: bool, as_json: bool) -> int:
     """Read every retained byte again and check it.
 
@@ -150,7 +150,7 @@ def export(root: str, out: str, c: int | None, form: str, as_json: bool) -> int:
 
 
 @_command("scrub")
-@click.option("--disk", help="The directory that stands before a remote ROOT: read and repaired as well.")
+@click.option("--disk", help="The directory that stands in front of ROOT: read and repaired as well.")
 @click.option("--rate", callback=size, help="Bytes per second, as 100MiB. Default: no limit.")
 @click.option("--repair", is_flag=True, help="Make damaged objects anew from whole copies.")
 def scrub(root: str, disk: str | None, rate: int | None, repair: bool, as_json: bool) -> int:

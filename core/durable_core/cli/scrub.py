@@ -110,7 +110,9 @@ def _places(reader: Reader, disk: str | None) -> tuple[Place, ...]:
     if disk is None:
         return (home,)
     if home.name == "disk":
-        raise UsageError(f"{reader.tier.location} is a directory", hint="--disk stands before a remote root")
+        raise UsageError(
+            f"the run at {reader.tier.location} began without a disk in front of it", hint="leave out --disk"
+        )
     if not Path(disk).is_dir():
         raise UsageError(f"--disk {disk}: no such directory")
     return Place("disk", PosixTier(Path(disk)), default_traits("disk")), home
