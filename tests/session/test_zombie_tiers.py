@@ -89,7 +89,7 @@ def test_nothing_that_a_stopped_writer_does_afterwards_counts_in_any_tier(base: 
 
 
 def check_next(root: Path, base: Path, first: int, steps: range) -> None:
-    """The generation after has the line of the living alone, although the zombie's slot may be there still."""
+    """The generation after has the line of the living alone, whatever slot of the zombie is there still."""
     state = open_run(root).state
     line = [state.checkpoints[c] for c in state.lineage()]
     assert [info.step for info in line] == [*sorted({0, 1, first}), *steps]

@@ -21,7 +21,6 @@ from typing import Any, Literal
 Kind = Literal["worker", "host", "cluster"]
 KINDS: tuple[Kind, ...] = ("worker", "host", "cluster")
 SECRET = "a secret for the torture of the tiers"
-HOME = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Places:
 
 
 class Agent:
-    """Another host: a process of its own that keeps what it is sent in its memory."""
+    """Another host: ``durable agent``, which keeps what it is sent in that host's memory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -62,15 +61,17 @@ class Agent:
         self._start("0")
 
     def _start(self, port: str) -> None:
-        command = [sys.executable, "-m", "tests.torture.tiers_agent", str(self._directory), port]
+        command = [
+            sys.executable, "-m", "durable_core.cli", "agent", "--directory", str(self._directory),
+            "--port", port, "--capacity", "1GiB", "--json",
+        ]  # fmt: skip
         environment = {**os.environ, "DURABLE_PEER_SECRET": SECRET}
-        self._process = subprocess.Popen(
-            command, cwd=HOME, env=environment, stdout=subprocess.PIPE, text=True
-        )
+        self._process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        self.address = self._process.stdout.readline().strip()
-        if not self.address:
+        line = self._process.stdout.readline()
+        if not line:
             raise RuntimeError(f"the agent ended with {self._process.wait()}")
+        self.address = str(json.loads(line)["address"])
 
     def lose(self) -> None:
         """The machine is gone; an empty one takes its address."""
