@@ -71,8 +71,9 @@ def test_a_lost_disk_costs_nothing_that_was_copied(tmp_path: Path) -> None:
     run.flush()
     run.close()
     shutil.rmtree(tmp_path / "disk")
-    run, sources, _ = reopened(tmp_path)
+    run, sources, told = reopened(tmp_path)
     assert run.restored_from == (3, 3) and list(sources) == ["remote"]
+    assert not [event for event in told if isinstance(event, events.CopyDamaged)]  # absent, not damaged
     run.confirm()
     run.boundary(4)
     run.save(state_at(4, SIZE), {}, step=4, wait=True)  # the parent's objects are in the root only

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from durable_core import errors
+from durable_core import Goal, Tiers, errors
 from durable_core.engine.inspect import open_run
 from durable_core.session import Cadence, Run, Settings, World
 
@@ -155,3 +155,26 @@ def test_a_refusal_reaches_every_member(tmp_path: Path) -> None:
         return "opened"
 
     assert Meeting(2).all(member) == ["RunNotFoundError", "RunNotFoundError"]
+
+
+def test_a_goal_that_one_writer_finds_breached_stops_all_of_them(tmp_path: Path) -> None:
+    """Each watches its own snapshots and clock, but they have to wait together, or wait for each other."""
+    Meeting(2).all(run_to(tmp_path, 0))
+    goal = Goal("process", rpo_seconds=1e6)
+
+    def member(world: World) -> int | None:
+        rank = world.roles.index(world.role)
+        careful = settings(tiers=Tiers(goals=(goal,)), on_rpo_breach="pause")
+        run = Run.open(tmp_path, world=world, settings=careful)
+        run.load()
+        run.confirm()
+        if rank == 1:
+            (standing,) = (each for each in run.board.recovery.standings() if each.domain == "process")
+            run.board.recovery.breaches = lambda: (standing,)  # type: ignore[method-assign]
+        state, role = tree(rank, 1)
+        run.save(state, role, step=1)
+        newest = run.status().newest_step  # it was waited for
+        run.close()
+        return newest
+
+    assert Meeting(2).all(member) == [1, 1]

@@ -58,6 +58,7 @@ def test_the_lineage_is_what_the_journal_says() -> None:
         ("worker", [READ], 9),
         ("host", [replace(MEMORY, adopted="peer")], 12),
         ("host", [READ], 12),
+        ("worker", [replace(READ, read={"disk": 100, "remote": 9})], 9),
         ("cluster", [Origin(step=0, read={"remote": 100})], 10),
     ],
 )
@@ -67,6 +68,14 @@ def test_a_life_that_began_where_it_should_is_not_complained_of(
     assert judge(kind, origins, LINEAGE, done) == []
 
 
+def test_what_the_disk_never_had_or_has_lost_may_come_from_afar() -> None:
+    afar = [replace(READ, read={"remote": 100})]
+    assert judge("worker", afar, LINEAGE, 9, wiped=1) != []
+    assert judge("worker", afar, LINEAGE, 9, wiped=2) == []
+    origin = [Origin(step=0, read={"remote": 100})]
+    assert judge("host", origin, Lineage.of([committed(0, 0, None, "remote")]), 1) == []
+
+
 @pytest.mark.parametrize(
     ("kind", "origins", "done", "complaint"),
     [
@@ -74,6 +83,7 @@ def test_a_life_that_began_where_it_should_is_not_complained_of(
         ("worker", [MEMORY, READ], 10, "different steps"),
         ("worker", [replace(MEMORY, adopted="peer")], 10, "adopted from peer after the loss of a worker"),
         ("worker", [replace(READ, read={"remote": 1})], 9, "read from ['remote']"),
+        ("host", [replace(READ, read={"disk": 4, "remote": 5})], 9, "read from ['remote']"),
         ("worker", [Origin(step=4, read={"disk": 1})], 5, "step 8 was committed"),
         ("worker", [replace(MEMORY, adopted_step=10)], 10, "adopted step 10 and began at 9"),
         ("host", [MEMORY], 10, "adopted from memory after the loss of a host"),

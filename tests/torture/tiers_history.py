@@ -65,6 +65,15 @@ class Lineage:
                 commits[payload["c"]] = Committed(was.step, was.parent, was.tiers | {payload["tier"]})
         return Lineage(commits, head)
 
+    @property
+    def last(self) -> int:
+        """The newest commit of all; -1 when there is none."""
+        return max(self.commits, default=-1)
+
+    def near(self, wiped: int) -> bool:
+        """Whether the head was written to the disk, and the disk lost after none but ``wiped`` and older."""
+        return self.head is not None and self.head > wiped and "disk" in self.commits[self.head].tiers
+
     def newest(self, tier: str | None = None) -> int | None:
         """Step of the newest commit on the lineage, or of the newest one that ``tier`` holds."""
         c = self.head
@@ -102,11 +111,12 @@ class Origin:
 
 
 def judge(
-    kind: Kind, origins: list[Origin], before: Lineage, done: int | None, *, far: str = "remote"
-) -> list[str]:
+    kind: Kind, origins: list[Origin], before: Lineage, done: int | None, *, far: str = "remote",
+    wiped: int = -1,
+) -> list[str]:  # fmt: skip
     """What is wrong with how a life began after a death of ``kind``: every rank's origin, the journal as the
     dead left it, and the newest step any of them had done (``None``: they had not begun). ``far``: the
-    tier that nothing takes away."""
+    tier that nothing takes away; ``wiped``: the newest commit when the disk was last lost."""
     faults = []
     steps = {origin.step for origin in origins}
     if len(steps) > 1:
@@ -116,8 +126,7 @@ def judge(
             faults.append(f"rank {rank} adopted from {origin.adopted} after the loss of a {kind}")
         if origin.adopted_step not in (None, origin.step):
             faults.append(f"rank {rank} adopted step {origin.adopted_step} and began at {origin.step}")
-        usual = READ_FROM[kind] | ({far} if kind == "cluster" else set())
-        strange = {tier for tier, nbytes in origin.read.items() if nbytes} - usual
+        strange = _strange(origin.read, READ_FROM[kind], far, near=before.near(wiped))
         if strange:
             faults.append(f"rank {rank} read from {sorted(strange)} after the loss of a {kind}")
     step = min(steps)
@@ -127,6 +136,15 @@ def judge(
     if kind == "worker" and done is not None and done - step > RPO_STEPS:
         faults.append(f"began at step {step} after {done} were done: {done - step} are lost")
     return faults
+
+
+def _strange(read: Mapping[str, int], usual: frozenset[str], far: str, *, near: bool) -> set[str]:
+    """The tiers that should not have served. What did not change since a checkpoint that is not on the disk
+    (the first one never is) comes from afar also for a later one, and is the lesser part."""
+    served = {tier: nbytes for tier, nbytes in read.items() if nbytes}
+    distant = served.get(far, 0)
+    excused = {far} if not usual or not near or 2 * distant < sum(served.values()) else set()
+    return served.keys() - usual - excused
 
 
 @dataclass
@@ -155,6 +173,7 @@ def endure(reference: Reference, cluster: Cluster, root: Path, fates: Iterable[F
     places = cluster.places(root.name)
     lost: Fate | None = None
     done: int | None = None
+    wiped = -1
     for life, fate in enumerate([*fates, None]):
         before = Lineage.of(cluster.journal(places))
         strike = Strike() if fate is None else fate.strike
@@ -162,7 +181,7 @@ def endure(reference: Reference, cluster: Cluster, root: Path, fates: Iterable[F
         lives = [read_log(log_of(root, rank, life)) for rank in range(cell.world)]
         origins = _check_lives(history, reference, lives, life)
         if origins and lost is not None:
-            faults = judge(lost.kind, origins, before, done, far=places.far)
+            faults = judge(lost.kind, origins, before, done, far=places.far, wiped=wiped)
             history.faults += [f"life {life}: {fault}" for fault in faults]
             history.note(lost.kind, origins, done)
         if fate is not None:
@@ -176,6 +195,8 @@ def endure(reference: Reference, cluster: Cluster, root: Path, fates: Iterable[F
             (line["step"] for lines in lives for line in lines if line["kind"] == "step"), default=None
         )
         cluster.lose(fate.kind, places)
+        if fate.kind == "cluster":
+            wiped = Lineage.of(cluster.journal(places)).last
         lost = fate
     if not history.faults:
         faults, history.audit = judge_the_end(reference, root, life, home=places.home, env=places.env)

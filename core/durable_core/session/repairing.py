@@ -20,6 +20,12 @@ from durable_core.types import CheckpointState
 _HELD = (CheckpointState.COMMITTED, CheckpointState.CORRUPT)
 
 
+def damaged(faults: Iterable[Fault], home: str) -> tuple[Fault, ...]:
+    """What is to be told and mended of the faults that a restore met: damage anywhere, but an absence only
+    at home. A disk in front need not have what was written before it was there, nor the run's origin."""
+    return tuple(fault for fault in faults if fault.kind != "missing" or fault.place == home)
+
+
 def repairing(
     faults: Iterable[Fault], performer: Performer, stores: Stores, clock: Clock, board: Board
 ) -> Work:

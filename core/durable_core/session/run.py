@@ -29,7 +29,7 @@ from durable_core.session.copying import Copier
 from durable_core.session.curve import Curve
 from durable_core.session.opening import Coordinator, Opening
 from durable_core.session.recovery import Recovery
-from durable_core.session.repairing import repairing
+from durable_core.session.repairing import damaged, repairing
 from durable_core.session.restoring import Restorer
 from durable_core.session.saving import Due, Saver
 from durable_core.session.settings import Settings
@@ -228,8 +228,8 @@ class Run:
                 now, manifest.c, manifest.step, self.generation, found.bytes_read, seconds, found.bytes_from
             )
         )
-        self._faults = found.faults
-        for fault in found.faults:
+        self._faults = damaged(found.faults, self._stores.home.name)
+        for fault in self._faults:
             self.board.emit(events.CopyDamaged(now, fault.place, fault.object, fault.reason))
         return self._loaded
 

@@ -53,9 +53,7 @@ class Saver:
         self._run_id, self._spec_digest, self._promise = state.run_id, state.spec_digest, state.promise
         self._ledger: list[ledger.Row] = []
         limits = Limits(settings.slots, *_rpo(settings))
-        self._pacer = Pacer(
-            settings.cadence, meter, world.decide, limits=limits, history=read_history(state)
-        )
+        self._pacer = Pacer(settings.cadence, meter, world.decide, limits=limits, history=read_history(state))
         self._last_boundary: tuple[int, float] | None = None
         self._fingerprint = fingerprint.fingerprint()
         committer.on_commit.append(self._forget_rows)
@@ -236,9 +234,7 @@ class Saver:
         self._pace(step)
         self._board.count("skipped")
         skipped = self._board.read(0).skipped
-        self._board.emit(
-            events.SaveSkipped(self._clock.now(), step, why, skipped)
-        )
+        self._board.emit(events.SaveSkipped(self._clock.now(), step, why, skipped))
 
     def _breached(self, step: int) -> bool:
         """Whether the declared recovery point is at stake and the policy is to stop for it."""
@@ -249,9 +245,10 @@ class Saver:
         breached = (settings.rpo_steps is not None and behind > settings.rpo_steps) or (
             settings.rpo_seconds is not None and age is not None and age > settings.rpo_seconds
         )
-        if len(self._world.roles) > 1 and (settings.rpo_steps or settings.rpo_seconds):
-            breached = not self._world.all(not breached)
         breached = breached or bool(self._board.recovery.breaches())
+        declared = settings.rpo_steps or settings.rpo_seconds or self._board.recovery.goals
+        if len(self._world.roles) > 1 and declared:  # what follows from it, all writers do together
+            breached = not self._world.all(not breached)
         if not breached:
             return False
         if self._board.breach():
