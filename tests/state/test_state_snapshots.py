@@ -24,6 +24,7 @@ from durable_core.errors import (
     UsageError,
 )
 from durable_core.format.seal import HEADER_BYTES, SlotHeader, SlotState, decode_header, encode_header
+from durable_core.state import slotfile
 from durable_core.state.snapshots import SlotMemory, Snapshot, leftovers
 from durable_core.state.staging import SlotPool
 from durable_core.types import CrashPoint
@@ -506,6 +507,28 @@ def test_a_slot_made_while_a_collector_removes_it_is_made_again(
     pool = pool_in(directory)
     save(pool, 1).release()
     assert removed and steps(directory) == [1]
+
+
+def test_another_writer_that_frees_the_last_slot_at_the_same_time_does_no_harm(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both writers of a host close together: the directory goes while one of them looks at it."""
+    memory = SlotMemory(RUN, directory=directory)
+    memory.create().remove()
+    check_private = slotfile.check_private
+
+    def removed_first(path: Path) -> None:
+        if path == memory.path:
+            path.rmdir()
+        check_private(path)
+
+    monkeypatch.setattr(slotfile, "check_private", removed_first)
+    assert memory.free() == 0
+
+
+def test_memory_that_is_not_there_is_refused(directory: Path) -> None:
+    with pytest.raises(UsageError, match="cannot make a slot"):
+        SlotMemory(RUN, directory=directory / "nowhere").create()
 
 
 def test_killed_at_random_instants_only_whole_snapshots_are_left(directory: Path) -> None:

@@ -170,8 +170,10 @@ def _create(base: Path, run_id: str) -> tuple[Path, int, int]:
         try:
             path = private_directory(base, run_id) / f"{secrets.token_hex(8)}{SUFFIX}"
             descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileNotFoundError:  # a collector removed the directory, which was empty
-            continue
+        except FileNotFoundError:
+            if not base.is_dir():
+                raise
+            continue  # a collector removed the directory of the run, which was empty
         try:
             lock = os.open(path, flags)
         except FileNotFoundError:

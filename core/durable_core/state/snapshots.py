@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -186,12 +185,14 @@ def leftovers(directory: Path = SHARED_MEMORY) -> list[Leftover]:
     return found
 
 
-def _slots(directory: Path) -> Iterator[Path]:
-    if not directory.exists():
-        return
-    slotfile.check_private(directory.parent)
-    slotfile.check_private(directory)
-    yield from sorted(path for path in directory.iterdir() if path.suffix == slotfile.SUFFIX)
+def _slots(directory: Path) -> list[Path]:
+    """None when there is no such directory, or another writer of this host has just removed it, empty."""
+    try:
+        slotfile.check_private(directory.parent)
+        slotfile.check_private(directory)
+        return sorted(path for path in directory.iterdir() if path.suffix == slotfile.SUFFIX)
+    except FileNotFoundError:
+        return []
 
 
 def _open(path: Path, run_id: str) -> Snapshot | str:
