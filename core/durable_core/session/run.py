@@ -293,7 +293,7 @@ class Run:
         Worth a call once the state has its full size, so that the first save stalls no longer than the
         others; an optimizer, for instance, has no moments before its first step.
         """
-        self._active().prepare(state, split_position(None, role)[1])
+        self._active().prepare(state, role)
 
     def save(
         self,
@@ -316,9 +316,8 @@ class Run:
         acknowledged since the last call. ``False``: the backlog policy skipped it. With ``wait`` it
         returns when the checkpoint is committed, or raises what prevented it.
         """
-        position, own = split_position(cursor, role)
         return self._active().save(
-            state, own, step=step, due=due or Due(), unchanging=unchanging, cursor=position,
+            state, role, step=step, due=due or Due(), unchanging=unchanging, cursor=cursor,
             counters=counters or {}, rows=tuple(rows), wait=wait,
         )  # fmt: skip
 
@@ -400,11 +399,3 @@ class Run:
                 hint="to go on with it, start it with a spec of a larger target",
             )
         raise UsageError("this run is not open for writing", hint="confirm() comes before saving")
-
-
-def split_position(cursor: Mapping[str, Any] | None, role: Any) -> tuple[dict[str, Any] | None, Any]:
-    """The cursor as plain JSON, and the role's tree with a stream's own state, which may hold anything."""
-    if cursor is None:
-        return None, {"own": role, "position": {}}
-    streams = {name: value for name, value in cursor.items() if name == "source"}
-    return {k: v for k, v in cursor.items() if k not in streams}, {"own": role, "position": streams}

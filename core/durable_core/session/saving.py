@@ -111,7 +111,7 @@ class Saver:
             self._meter.waited(self._clock.monotonic() - started)
 
     def prepare(self, state: Any, role: Any) -> None:
-        self.snapshots.prepare(self._flatten(state, role)[2])
+        self.snapshots.prepare(self._flatten(state, split_position(None, role)[1])[2])
 
     # --- one save ----------------------------------------------------------------------------
 
@@ -124,6 +124,7 @@ class Saver:
         self.snapshots.settle()  # it holds a slot that this save may have to wait for
         self._ledger.extend(rows)
         started = self._clock.monotonic()
+        position, role = split_position(cursor, role)
         shared, own, tensors = self._flatten(state, role)
         breached = due.checkpoint and self._breached(step)
         patient = due.checkpoint and (wait or breached or self._settings.backlog == "delay")
@@ -143,7 +144,7 @@ class Saver:
         try:
             probe.reached(CrashPoint.K4)
             self._note_stall(step, self._clock.monotonic() - started, lease.staged.nbytes, due)
-            request = self._request(step, {"state": shared, "role": own}, lease, cursor, counters)
+            request = self._request(step, {"state": shared, "role": own}, lease, position, counters)
             shard = StagedShard(lease.staged, request.role)
             self.snapshots.keep(lease, shard, request, self._board.newest)
             if due.checkpoint:
@@ -289,3 +290,11 @@ class Saver:
 def _rpo(settings: Settings) -> tuple[dict[str, float], dict[str, int]]:
     seconds, steps = settings.rpo_seconds, settings.rpo_steps
     return {} if seconds is None else {"process": seconds}, {} if steps is None else {"process": steps}
+
+
+def split_position(cursor: Mapping[str, Any] | None, role: Any) -> tuple[dict[str, Any] | None, Any]:
+    """The cursor as plain JSON, and the role's tree with a stream's own state, which may hold anything."""
+    if cursor is None:
+        return None, {"own": role, "position": {}}
+    streams = {name: value for name, value in cursor.items() if name == "source"}
+    return {k: v for k, v in cursor.items() if k not in streams}, {"own": role, "position": streams}
