@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -59,11 +60,19 @@ def life(root: Path, memory: Path, end: str) -> None:
     assert done.returncode == (-9 if end == "die" else 0), done.stderr
 
 
+@pytest.fixture(scope="module")
+def dead(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("dead")
+    (base / "memory").mkdir()
+    life(base / "run", base / "memory", "die")
+    return base
+
+
 @pytest.fixture
-def killed(tmp_path: Path, memory: Path) -> Path:
+def killed(dead: Path, tmp_path: Path, memory: Path) -> Path:
     """A run killed at step 3: only the initial state is committed, the rest is in memory."""
-    life(tmp_path / "run", memory, "die")
-    return tmp_path / "run"
+    shutil.copytree(dead / "memory", memory, dirs_exist_ok=True)
+    return Path(shutil.copytree(dead / "run", tmp_path / "run"))
 
 
 def test_snapshots_are_listed_with_their_owner(killed: Path, memory: Path, durable: Durable) -> None:
