@@ -78,7 +78,7 @@ class Run:
         return state
 
     def close(self) -> None:
-        self.lineage.close()
+        self.lineage.spare()
         self.pool.close(remove=True)
 
 
@@ -136,7 +136,7 @@ class Pair:
 
     def close(self) -> None:
         for role in self.roles:
-            self.lineages[role].close()
+            self.lineages[role].spare()
             self.pools[role].close(remove=True)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from incremental_subject import Pair, Run, same
@@ -184,6 +186,32 @@ def test_a_slot_that_is_needed_is_given_up_and_the_save_is_whole(tier):
     touch(state, 0.001, generator)
     outcome = run.save(state)
     assert outcome.bytes_written > 0.9 * outcome.bytes and same(run.read(outcome.c), state)
+    run.close()
+
+
+@pytest.mark.parametrize("when", ["sampled", "runs"])
+def test_a_slot_that_is_needed_is_given_up_in_the_middle_of_comparing(tier, monkeypatch, when):
+    """The training thread wants it while the writer's looks at it: it waits for one slice, and no longer."""
+    run = Run(tier)
+    generator = torch.Generator().manual_seed(6)
+    state = {**embedding(), "frozen": torch.randn(8192, 96)}
+    run.save(state)
+    touch(state, 0.001, generator)
+    given: list[bool] = []
+    taker = threading.Thread(target=lambda: given.append(run.lineage.spare()))
+    compare = getattr(changes, when)
+
+    def wanted(*arguments):
+        if not taker.ident:
+            taker.start()
+        assert not given, "it was taken away while it was looked at"
+        return compare(*arguments)
+
+    monkeypatch.setattr(changes, when, wanted)
+    outcome = run.save(state)
+    taker.join()
+    assert given == [True] and same(run.read(outcome.c), state)
+    assert outcome.bytes_written < outcome.bytes, "what did not change is left out all the same"
     run.close()
 
 

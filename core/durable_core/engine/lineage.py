@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from durable_core.commit.request import Known, SaveOutcome
-from durable_core.engine.staged import StagedShard
+from durable_core.engine.staged import Earlier, StagedShard
 
 
 class Lineage:
@@ -19,50 +18,26 @@ class Lineage:
 
     def __init__(self) -> None:
         self.known: Known | None = None
-        self._lock = threading.Lock()
-        self._shard: StagedShard | None = None
-        self._release: Callable[[], None] = lambda: None
-        self._comparing = False
+        self._earlier: Earlier | None = None
 
     @contextmanager
     def following(self, shard: StagedShard) -> Iterator[None]:
         """Around the program of a save: ``shard`` may compare itself with the last one."""
-        with self._lock:
-            self._comparing = self._shard is not None
-            previous = self._shard
-        shard.follow(previous, self._compared)
+        shard.follow(self._earlier)
         try:
             yield
         finally:
-            shard.follow(None, lambda: None)
-            with self._lock:
-                self._comparing = False
+            shard.follow(None)
 
     def committed(self, outcome: SaveOutcome, shard: StagedShard, release: Callable[[], None]) -> None:
         """``shard`` is the last one now; ``release`` ends the use of its slot, and is called once."""
-        self._let_go()
-        self.known = outcome.known
-        with self._lock:
-            self._shard, self._release = shard, release
+        self.spare()
+        self.known, self._earlier = outcome.known, Earlier(shard, release)
 
     def spare(self) -> bool:
-        """Give the slot back if it is only being held, from any thread; whether there was one to give."""
-        return self._let_go(comparing=False)
+        """Give the slot back, from any thread; whether there was one to give.
 
-    def close(self) -> None:
-        self._let_go()
-
-    def _compared(self) -> None:
-        self._let_go()
-        with self._lock:
-            self._comparing = False
-
-    def _let_go(self, *, comparing: bool = True) -> bool:
-        """Whether there was a slot to give back; one that is being compared with only if ``comparing``."""
-        with self._lock:
-            if self._shard is None or (self._comparing and not comparing):
-                return False
-            release = self._release
-            self._shard, self._release = None, lambda: None
-        release()
-        return True
+        Also while a save compares itself with it, which could go on for as long as a store takes to answer: a
+        snapshot that has no slot costs more than slices that are written whole.
+        """
+        return self._earlier is not None and self._earlier.let_go()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from durable_core.commit.effects import WrittenShard
@@ -67,16 +69,11 @@ class StagedShard:
         self._staged = staged
         self._own = f"roles/{role}/"
         self._infos: dict[SliceKey, Future[SliceInfo]] = {}
-        self._previous: StagedShard | None = None
-        self._compared: Callable[[], None] = lambda: None
+        self._previous: Earlier | None = None
 
-    def follow(self, previous: StagedShard | None, compared: Callable[[], None]) -> None:
-        """``previous``: the shard of the parent's save, while its slot still holds its bytes.
-
-        ``compared`` is called when they are not looked at any more; until then, or the end of the save, that
-        slot must not be released.
-        """
-        self._previous, self._compared = previous, compared
+    def follow(self, previous: Earlier | None) -> None:
+        """``previous``: the shard of the parent's save; it is let go of when it has been compared with."""
+        self._previous = previous
 
     def describe(self) -> tuple[SliceInfo, ...]:
         """Digests of every staged slice, sorted as the slices are."""
@@ -94,10 +91,9 @@ class StagedShard:
         local = {self._local(piece.info.slice): piece for piece in pieces}
         known = [key for key in local if key in staged]
         total = sum(piece.info.nbytes for piece in pieces)
-        if self._previous is not None:
-            probes = _spread(known, local, total, count=64)
-            shares = [self._unchanged(key) for key in probes]
-        else:
+        probes = _spread(known, local, total, count=64)
+        shares = self._unchanged(probes)
+        if shares is None:
             probes = _spread(known, local, int(total * _PROBED_SHARE), count=16)
             self._start_hashing(probes)
             shares = [float(self._infos[key].result().xxh3 == local[key].info.xxh3) for key in probes]
@@ -111,8 +107,8 @@ class StagedShard:
     ) -> WrittenShard:  # fmt: skip
         """Header, then the slices' bytes straight from the slot; hashing goes on meanwhile."""
         parts = [self._part(piece, patchable.get(piece)) for piece in slices]
-        self._previous = None
-        self._compared()
+        if self._previous is not None:
+            self._previous.let_go()
         header, begins = shard.layout([self._entry(*pair) for pair in zip(slices, parts, strict=True)])
         self._start_hashing(self._staged.slices)
         order = shard.write_order(begins, [part.nbytes for part in parts])
@@ -147,11 +143,12 @@ class StagedShard:
         part = _Part(source, self._staged.view(source))
         if earlier is None or self._previous is None or part.nbytes < changes.WORTH_BYTES:
             return part
-        before, room = earlier
-        old = self._previous.holds(source, before.info)
-        if old is None or changes.sampled(old, part.view) < _SPARSE:
-            return part
-        runs = changes.runs(old, part.view, room)
+        placed, room = earlier
+        with self._previous.look() as before:
+            old = None if before is None else before.holds(source, placed.info)
+            if old is None or changes.sampled(old, part.view) < _SPARSE:
+                return part
+            runs = changes.runs(old, part.view, room)
         if runs is not None and patch.size(runs) <= room:
             part.runs = runs
         return part
@@ -163,11 +160,19 @@ class StagedShard:
             return None
         return self._staged.view(piece)
 
-    def _unchanged(self, piece: SliceKey) -> float:
-        assert self._previous is not None
-        if piece not in self._previous._infos:
-            return 0.0
-        return changes.sampled(self._previous._staged.view(piece), self._staged.view(piece))
+    def _unchanged(self, pieces: tuple[SliceKey, ...]) -> list[float] | None:
+        """The share of each that seems unchanged; ``None`` without the previous version in memory."""
+        if self._previous is None:
+            return None
+        shares: list[float] = []
+        for piece in pieces:
+            with self._previous.look() as before:
+                if before is None:
+                    return None
+                known = piece in before._infos
+                now = self._staged.view(piece)
+                shares.append(changes.sampled(before._staged.view(piece), now) if known else 0.0)
+        return shares
 
     def _start_hashing(self, slices: tuple[SliceKey, ...]) -> None:
         for piece in slices:
@@ -186,6 +191,29 @@ class StagedShard:
         if key.startswith(self._own + "state/"):
             key = key[len(self._own) :]
         return SliceKey(key, piece.offsets, piece.shape)
+
+
+class Earlier:
+    """The shard of the last commit, for as long as its slot, given back by ``release``, is not needed."""
+
+    def __init__(self, shard: StagedShard, release: Callable[[], None]) -> None:
+        self._shard: StagedShard | None = shard
+        self._release = release
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def look(self) -> Iterator[StagedShard | None]:
+        """The shard, if it is still there; it stays for the block, which somebody may be waiting for."""
+        with self._lock:
+            yield self._shard
+
+    def let_go(self) -> bool:
+        """Whether this call gave the slot back. From any thread."""
+        with self._lock:
+            held, self._shard = self._shard is not None, None
+        if held:
+            self._release()
+        return held
 
 
 def _spread(

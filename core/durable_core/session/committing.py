@@ -230,8 +230,9 @@ class Committer:
         )
 
     def close(self, timeout: float | None) -> None:
-        self.lineage.close()
-        if not self.writer.close(timeout):
+        done = self.writer.close(timeout)
+        self.lineage.spare()  # not before: a save that is still under way would keep its slot for good
+        if not done:
             status = self._board.read(0)
             late = f"not durable after {timeout} s, and no longer waited for"
             self._board.emit(
