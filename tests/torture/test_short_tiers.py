@@ -65,15 +65,22 @@ def test_the_lineage_is_what_the_journal_says() -> None:
 def test_a_life_that_began_where_it_should_is_not_complained_of(
     kind: Kind, origins: list[Origin], done: int | None
 ) -> None:
-    assert judge(kind, origins, LINEAGE, done) == []
+    assert judge([kind], origins, LINEAGE, done) == []
 
 
 def test_what_the_disk_never_had_or_has_lost_may_come_from_afar() -> None:
     afar = [replace(READ, read={"remote": 100})]
-    assert judge("worker", afar, LINEAGE, 9, wiped=1) != []
-    assert judge("worker", afar, LINEAGE, 9, wiped=2) == []
+    assert judge(["worker"], afar, LINEAGE, 9, wiped=1) != []
+    assert judge(["worker"], afar, LINEAGE, 9, wiped=2) == []
     origin = [Origin(step=0, read={"remote": 100})]
-    assert judge("host", origin, Lineage.of([committed(0, 0, None, "remote")]), 1) == []
+    assert judge(["host"], origin, Lineage.of([committed(0, 0, None, "remote")]), 1) == []
+
+
+def test_what_one_loss_took_is_missed_until_a_life_trains_again() -> None:
+    peer = [replace(MEMORY, adopted="peer")]
+    assert judge(["host", "worker"], peer, LINEAGE, 12) == []
+    assert judge(["host", "worker"], [MEMORY], LINEAGE, 12) == []  # the copy that the second life had made
+    assert judge(["worker", "worker"], peer, LINEAGE, 9) != []
 
 
 @pytest.mark.parametrize(
@@ -94,5 +101,5 @@ def test_what_the_disk_never_had_or_has_lost_may_come_from_afar() -> None:
 def test_a_life_that_began_elsewhere_is_found(
     kind: Kind, origins: list[Origin], done: int, complaint: str
 ) -> None:
-    faults = judge(kind, origins, LINEAGE, done)
+    faults = judge([kind], origins, LINEAGE, done)
     assert any(complaint in fault for fault in faults), faults

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.torture.history import Line, Reference, judge_the_end, read_log
 from tests.torture.lives import Death, Strike, live, log_of, output_of
-from tests.torture.tiers_places import Cluster, Kind
+from tests.torture.tiers_places import KINDS, Cluster, Kind
 
 RPO_STEPS = 1  # of memory, which takes a snapshot of every step
 
@@ -48,22 +48,25 @@ class Lineage:
 
     commits: Mapping[int, Committed]
     head: int | None
+    generations: int = 0
 
     @staticmethod
     def of(records: Iterable[Line]) -> Lineage:
         commits: dict[int, Committed] = {}
         head: int | None = None
+        generations = 0
         for record in records:
             kind, payload = record["kind"], record["payload"]
             if kind == "checkpoint.committed" and payload["parent"] == head:
                 head = payload["c"]
                 commits[head] = Committed(payload["step"], payload["parent"], frozenset(payload["tiers"]))
-            elif kind == "generation.started" and payload["restore_point"] is not None:
-                head = payload["restore_point"]
+            elif kind == "generation.started":
+                generations += 1
+                head = head if payload["restore_point"] is None else payload["restore_point"]
             elif kind == "tier.added" and payload["c"] in commits:
                 was = commits[payload["c"]]
                 commits[payload["c"]] = Committed(was.step, was.parent, was.tiers | {payload["tier"]})
-        return Lineage(commits, head)
+        return Lineage(commits, head, generations)
 
     @property
     def last(self) -> int:
@@ -111,18 +114,24 @@ class Origin:
 
 
 def judge(
-    kind: Kind, origins: list[Origin], before: Lineage, done: int | None, *, far: str = "remote",
+    kinds: Sequence[Kind], origins: list[Origin], before: Lineage, done: int | None, *, far: str = "remote",
     wiped: int = -1,
 ) -> list[str]:  # fmt: skip
-    """What is wrong with how a life began after a death of ``kind``: every rank's origin, the journal as the
-    dead left it, and the newest step any of them had done (``None``: they had not begun). ``far``: the
-    tier that nothing takes away; ``wiped``: the newest commit when the disk was last lost."""
+    """What is wrong with how a life began.
+
+    ``kinds``: the losses since a life last trained, for what one of them took nobody has made anew;
+    ``before``: the journal as the dead left it; ``done``: the newest step that any of them had done, ``None``
+    when what they did may be lost; ``far``: the tier that nothing takes away; ``wiped``: the newest commit
+    when the disk was last lost.
+    """
     faults = []
+    kind = max(kinds, key=KINDS.index)
+    adoptable = {None, *(ADOPTED_FROM[each] for each in kinds)}
     steps = {origin.step for origin in origins}
     if len(steps) > 1:
         faults.append(f"the ranks began at different steps {sorted(steps)}")
     for rank, origin in enumerate(origins):
-        if origin.adopted not in (None, ADOPTED_FROM[kind]):
+        if origin.adopted not in adoptable:
             faults.append(f"rank {rank} adopted from {origin.adopted} after the loss of a {kind}")
         if origin.adopted_step not in (None, origin.step):
             faults.append(f"rank {rank} adopted step {origin.adopted_step} and began at {origin.step}")
@@ -171,7 +180,7 @@ def endure(reference: Reference, cluster: Cluster, root: Path, fates: Iterable[F
     cell = reference.cell
     history = TierHistory(root, cell.name)
     places = cluster.places(root.name)
-    lost: Fate | None = None
+    losses: list[Kind] = []
     done: int | None = None
     wiped = -1
     for life, fate in enumerate([*fates, None]):
@@ -180,10 +189,10 @@ def endure(reference: Reference, cluster: Cluster, root: Path, fates: Iterable[F
         death = live(cell, root, life, strike, places)
         lives = [read_log(log_of(root, rank, life)) for rank in range(cell.world)]
         origins = _check_lives(history, reference, lives, life)
-        if origins and lost is not None:
-            faults = judge(lost.kind, origins, before, done, far=places.far, wiped=wiped)
+        if origins and losses:
+            faults = judge(losses, origins, before, done, far=places.far, wiped=wiped)
             history.faults += [f"life {life}: {fault}" for fault in faults]
-            history.note(lost.kind, origins, done)
+            history.note(losses[-1], origins, done)
         if fate is not None:
             history.fell.append((fate, death.struck))
         if death.finished:
@@ -191,13 +200,16 @@ def endure(reference: Reference, cluster: Cluster, root: Path, fates: Iterable[F
         if death.hung or not death.struck or fate is None:
             history.faults.append(f"life {life} {_how(death)}\n{output_of(cell, root, life)}")
             break
-        done = max(
-            (line["step"] for lines in lives for line in lines if line["kind"] == "step"), default=None
-        )
+        after = Lineage.of(cluster.journal(places))
+        trained = [line["step"] for lines in lives for line in lines if line["kind"] == "step"]
+        if trained:
+            done, losses = max(trained), []
+        elif after.generations > before.generations:
+            done = None  # between a claim and the last copy of what it adopts only commits are safe
+        losses.append(fate.kind)
         cluster.lose(fate.kind, places)
         if fate.kind == "cluster":
-            wiped = Lineage.of(cluster.journal(places)).last
-        lost = fate
+            wiped = after.last
     if not history.faults:
         faults, history.audit = judge_the_end(reference, root, life, home=places.home, env=places.env)
         history.faults += faults
