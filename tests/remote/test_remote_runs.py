@@ -18,6 +18,7 @@ from remote_servers import BUCKET, FaultProxy, Seen, raw_client
 from durable_core import DurableSession, events
 from durable_core.cli.app import run as durable
 from durable_core.engine.inspect import open_run
+from tests.session.zombie_tiers import haunt, places
 
 HERE = Path(__file__).parent
 STEPS = 11
@@ -113,6 +114,13 @@ def test_a_stopped_writer_cannot_commit_over_a_newer_generation_in_a_store(
     state = open_run(root).state
     assert {state.checkpoints[c].generation for c in state.lineage() if state.checkpoints[c].step > 2} == {2}
     check_whole(root, capsys)
+
+
+def test_a_stopped_writer_changes_nothing_in_any_tier_before_a_store(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with places(tmp_path, monkeypatch):
+        haunt(root, tmp_path, "K12")
 
 
 def journal_puts(seen: Seen) -> bool:

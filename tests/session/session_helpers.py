@@ -16,7 +16,7 @@ def state_at(step: int, size: int = 64) -> dict[str, Any]:
     return {"w": torch.arange(size, dtype=torch.float32) + step, "step": step}
 
 
-def start(root: Path, **settings: Any) -> Run:
+def start(root: str | Path, **settings: Any) -> Run:
     """Open, restore or commit the initial state, confirm."""
     settings.setdefault("cadence", Cadence(1))
     spec = settings.pop("spec", None)
@@ -38,7 +38,7 @@ def train(run: Run, first: int, last: int, *, wait: bool = True) -> None:
         run.save(state_at(step), {}, step=step, wait=wait)
 
 
-def restored(root: Path, **settings: Any) -> tuple[int, dict[str, Any]]:
+def restored(root: str | Path, **settings: Any) -> tuple[int, dict[str, Any]]:
     """Restore in a new generation; (step, state)."""
     run = Run.open(root, settings=Settings(takeover=True, **settings))
     loaded = run.load()

@@ -1,7 +1,7 @@
 """A writer over memory, a peer and a disk in front of its root; it stops itself (SIGSTOP) with step 9 on its
 way to all of them. Woken up, it goes on; what it is told is printed, one event a line.
 
-    zombie_tiers_writer.py ROOT PLACES POINT
+    python -m tests.session.zombie_tiers_writer ROOT PLACES POINT
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import sys
 import threading
 from pathlib import Path
 
-from session_helpers import start, state_at
-
 from durable_core import Disk, Memory, Peer, Tiers
 from durable_core.engine import probe
 from durable_core.errors import FencedError
 from durable_core.types import CrashPoint
+from tests.session.session_helpers import start, state_at
 
 #: Far beyond what the others do meanwhile: only its generation can keep its snapshot from being adopted.
 STEP = 9
