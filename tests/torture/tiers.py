@@ -51,8 +51,9 @@ def spread(args: argparse.Namespace, base: Path) -> TierTally:
     tally = TierTally()
     jobs = [(cell, base / f"cell{index}.json") for index, cell in enumerate(MATRIX)]
     for job, (cell, out) in zip(list(started(args, base, jobs)), jobs, strict=True):
-        if job.wait() not in (0, 1):
-            tally.faults.append(f"{cell.name}: the campaign itself ended with {job.returncode}")
+        status = job.wait()
+        if not out.exists():
+            tally.faults.append(f"{cell.name}: the campaign itself ended with {status}")
         else:
             tally.merge(json.loads(out.read_text()))
     if tally.kills.total() < args.kills:
