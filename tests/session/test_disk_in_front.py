@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from session_helpers import check, start, state_at
 
 from durable_core import Disk, Goal, Memory, Tiers, events
+from durable_core.clock import SystemClock
 from durable_core.commit.retention import Retention
 from durable_core.engine.inspect import open_run
 from durable_core.engine.verify import verify
 from durable_core.errors import UsageError
-from durable_core.session import Run
+from durable_core.session import Cadence, Run
+from durable_core.session import run as session_run
+from durable_core.session.copying import Copier
+from durable_core.session.saving import Due
+from durable_core.tier.limit import RateLimit, RateLimited
+from durable_core.tier.posix import PosixTier
 
 SIZE = 4096
 
@@ -66,6 +73,44 @@ def test_commits_land_on_the_disk_and_the_root_gets_its_copy(tmp_path: Path) -> 
     run.close()
 
 
+@pytest.mark.parametrize("front", [True, False], ids=["disk in front", "root alone"])
+def test_an_adopted_checkpoint_is_named_by_where_it_lies_and_copied_to_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front: bool
+) -> None:
+    """Though the run ends with it: nothing else is ever committed. The root is none of this host's."""
+    far = RateLimited(PosixTier(tmp_path / "root"), RateLimit(1e12, SystemClock()))
+    monkeypatch.setattr(session_run, "open_tier", lambda root: far)
+    memory = Memory(every_n_steps=1, directory=tmp_path)
+    tiers = replace(tiers_of(tmp_path), memory=memory) if front else Tiers(memory=memory)
+    run = start(tmp_path / "root", tiers=tiers, cadence=Cadence(1000))
+    run.boundary(1)
+    run.save(state_at(1, SIZE), {}, step=1, due=Due(checkpoint=False))
+    run.settle()  # sealed, and that is all that its process does
+    successor = start(tmp_path / "root", tiers=tiers, takeover=True)
+    assert successor.restored_from == (1, 1)
+    successor.succeed()
+    expected = ("disk", "remote") if front else ("remote",)
+    assert open_run(tmp_path / "root").state.checkpoints[1].tiers == expected
+    assert not verify(open_run(tmp_path / "root")).findings
+    successor.close()
+    run._stores.pool.close(remove=True)
+
+
+def test_what_a_writer_died_before_copying_is_copied_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(Copier, "_promote", lambda *_: (_ for _ in ()).throw(UnreachableTier()))
+        run = trained(tmp_path, 2)
+        run.close()
+    assert open_run(tmp_path / "root").state.checkpoints[2].tiers == ("disk",)
+    run, _, _ = reopened(tmp_path)
+    run.confirm()
+    run.flush()
+    assert open_run(tmp_path / "root").state.checkpoints[2].tiers == ("disk", "remote")
+    run.close()
+
+
 def test_a_lost_disk_costs_nothing_that_was_copied(tmp_path: Path) -> None:
     run = trained(tmp_path, 3)
     run.flush()
@@ -102,8 +147,6 @@ def test_a_damaged_object_is_served_by_the_other_copy_and_mended(tmp_path: Path)
 
 def test_what_the_root_does_not_have_yet_is_not_let_go_of(tmp_path: Path, monkeypatch) -> None:
     """The copies fail: the newest checkpoint that is in the root stays, whatever is kept otherwise."""
-    from durable_core.session.copying import Copier
-
     run = trained(tmp_path, 1, retention=Retention(keep_last=1))
     run.flush()
     monkeypatch.setattr(Copier, "_promote", lambda *_: (_ for _ in ()).throw(UnreachableTier()))
@@ -133,3 +176,21 @@ def test_a_goal_that_no_tier_can_meet_is_refused_with_the_arithmetic(tmp_path: P
     tiers = Tiers(memory=Memory(every_n_steps=1, directory=tmp_path), goals=(Goal("host", rpo_steps=10),))
     with pytest.raises(UsageError, match="journal is in disk"):
         start(tmp_path / "root", tiers=tiers)
+
+
+def test_a_disk_cannot_be_put_in_front_of_a_run_that_has_begun_without(tmp_path: Path) -> None:
+    run = start(tmp_path / "root")
+    run.close()
+    with pytest.raises(UsageError, match="began without a disk"):
+        Run.open(tmp_path / "root", settings=start_settings(tmp_path))
+
+
+def test_a_run_may_go_on_without_the_disk_in_front(tmp_path: Path) -> None:
+    run = trained(tmp_path, 2)
+    run.flush()
+    run.close()
+    run = start(tmp_path / "root", takeover=True)
+    assert run.restored_from == (2, 2)
+    run.save(state_at(3, SIZE), {}, step=3, wait=True)
+    run.close()
+    assert open_run(tmp_path / "root").newest_usable().tiers == ("remote",)

@@ -213,6 +213,9 @@ def endure(reference: Reference, cluster: Cluster, root: Path, fates: Iterable[F
     if not history.faults:
         faults, history.audit = judge_the_end(reference, root, life, home=places.home, env=places.env)
         history.faults += faults
+        ended = Lineage.of(cluster.journal(places))
+        if ended.newest(places.far) != cell.steps:
+            history.faults.append(f"the root has step {ended.newest(places.far)} when the run has succeeded")
     if history.faults:  # the store may not outlive the campaign
         lines = [json.dumps(record) for record in cluster.journal(places)]
         Path(f"{root}.journal").write_text("\n".join(lines))

@@ -172,7 +172,8 @@ class Adopter:
         request = sealing.request_of(
             sealed, token=self._token, deadlines=self._deadlines, key="the adopted snapshot"
         )
-        request = replace(request, adopted=generation)
+        home, landing = self._stores.home, self._stores.landing
+        request = replace(request, adopted=generation, tiers=(landing.name,), twins=landing == home)
         performer = self._performer.with_source(StagedShard(staged, request.role))
 
         def save() -> tuple[View, RestorePoint | None]:

@@ -48,12 +48,15 @@ class Copier:
         self._limit = None if rate is None else RateLimit(rate, clock)
         self._lock = threading.Lock()
         self._wanted: int | None = None
-        self._newest: tuple[int, int] | None = None
+        self._newest: int | None = None
         self._copied: int | None = None
         self._seen = 0
         self._stopping = False
         self._manifests: dict[int, Manifest] = {}
         self._errands = Errands("durable-copier")
+        state = view().state
+        if state.head is not None and stores.home.name not in state.checkpoints[state.head].tiers:
+            self._landed(state.head)  # adopted, or its writers died before they had copied it
 
     @property
     def in_hand(self) -> frozenset[int]:
@@ -63,18 +66,15 @@ class Copier:
 
     def committed(self, outcome: SaveOutcome) -> None:
         """On the writer's thread, after each commit."""
-        self._newest = (outcome.c, outcome.step)
-        self._seen += 1
-        if (self._seen - 1) % self._stores.copy_every == 0 and not self._errands.pending:
-            self._queue(outcome.c)
+        self._landed(outcome.c)
 
     def finish(self, timeout: float | None = None) -> bool:
         """Until the newest checkpoint is in the root, or the attempt has failed."""
         if not self._errands.drain(timeout):
             return False
         newest = self._newest
-        if newest is not None and self._copied != newest[0]:
-            self._queue(newest[0])
+        if newest is not None and self._copied != newest:
+            self._queue(newest)
             return self._errands.drain(timeout)
         return True
 
@@ -87,6 +87,12 @@ class Copier:
     def raise_bug(self) -> None:
         if self._errands.bug is not None:
             raise self._errands.bug
+
+    def _landed(self, c: int) -> None:
+        self._newest = c
+        self._seen += 1
+        if (self._seen - 1) % self._stores.copy_every == 0 and not self._errands.pending:
+            self._queue(c)
 
     def _queue(self, c: int) -> None:
         with self._lock:
