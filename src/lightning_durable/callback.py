@@ -20,7 +20,6 @@ from lightning_durable.options import Options
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-    from torch.optim import Optimizer
 
 
 class DurableCheckpoint(Callback):
@@ -124,17 +123,10 @@ class DurableCheckpoint(Callback):
         if self._fit is not None:
             self._fit.listen_for_sigterm()
 
-    def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
-    ) -> None:
-        if self._fit is not None:
-            self._fit.settle()
-
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._fit is not None:
-            self._fit.settle()  # validation may follow, with averages swapped in
             self._fit.note_outputs(outputs)
 
     def on_save_checkpoint(

@@ -18,7 +18,6 @@ from durable_core.session.run import Loaded, Run
 from durable_core.session.saving import Due
 from durable_core.session.status import Status
 from durable_core.session.world import World
-from durable_core.state import stable
 from durable_core.types import Promise
 from lightning_durable import buckets, guard, hooks, state
 from lightning_durable.data import Data
@@ -26,6 +25,7 @@ from lightning_durable.exits import FencedExit
 from lightning_durable.leaving import Leaving
 from lightning_durable.notices import Notices
 from lightning_durable.options import Options
+from lightning_durable.settling import FirstInLine
 from lightning_durable.spec import derive
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Fit:
         self._capture = state.Capture(trainer, module)
         self._world = World.torch_distributed()
         self._leaving = Leaving(trainer, len(self._world.roles))
+        self._guard = FirstInLine(trainer, lambda: self.run.settle())
         self._run: Run | None = None
         self._loaded: Loaded | None = None
         self._data: Data | None = None
@@ -168,6 +169,7 @@ class Fit:
             state.restore_rest(self._trainer, self._module, loaded.state)
             self._restore_stop(loaded.state["fit"])
         self._leaving.prepare()
+        self._guard.watch()
         self.run.confirm()
         self._seen = self._trainer.global_step
         self._taken = self._batches_taken()
@@ -228,12 +230,14 @@ class Fit:
     def _account(self) -> None:
         """Count the optimizer step that happened since the last account, and acknowledge its batches."""
         now = self._trainer.global_step
-        if now == self._seen:
+        taken = self._batches_taken()
+        uncounted = self._guard.updated and taken > self._taken  # opt.optimizer.step(), past Lightning
+        if now == self._seen and not uncounted:
             return
         self._seen = now
+        self._guard.updated = False
         self._step += 1
         self._stepped = True
-        taken = self._batches_taken()
         self.data.loader.acknowledge(taken - self._taken, step=self._step)
         self._taken = taken
         self._note_metrics()
@@ -257,11 +261,6 @@ class Fit:
 
     # --- saving ------------------------------------------------------------------------------
 
-    def settle(self) -> None:
-        """The guard: something is about to change parameters, optimizer state or averages."""
-        if self._run is not None:
-            self._run.settle()
-
     def _state(self, place: str) -> dict[str, Any]:
         trainer = self._trainer
         fit = {"place": place, "should_stop": trainer.should_stop, "limits": hooks.limits(trainer)}
@@ -272,7 +271,7 @@ class Fit:
         trainer = self._trainer
         unchanging: frozenset[int] = frozenset()
         if place == BEFORE_BATCH:  # elsewhere end hooks follow, which may change anything
-            unchanging = stable.storages(trainer.optimizers, [self._module])
+            unchanging = self._guard.unchanging(self._module)
         try:
             accepted = self.run.save(
                 self._state(place),
@@ -288,6 +287,8 @@ class Fit:
         except FencedError as error:
             self._leaving.note(error)
             return
+        if accepted:
+            self._guard.staged()
         if accepted and (due is None or due.checkpoint):
             self._saved = self._step
 
@@ -313,6 +314,7 @@ class Fit:
             self._save_surely(place, "the final state")
 
     def _epoch_batches_done(self) -> None:
+        self._guard.settle()  # a batch may have been taken that no hook was called for
         self._account()
         self._account_for_skipped()
         if hooks.fit_is_over(self._trainer):
@@ -365,6 +367,7 @@ class Fit:
     def remove(self) -> None:
         """Close the run and leave the trainer as it was found."""
         self._patches.remove()
+        self._guard.remove()
         if self._run is not None:
             self._run.close(self._close_s)
         self._leaving.remove()

@@ -1,7 +1,7 @@
 """Every private or half-private part of Lightning that this adapter leans on, and nothing else does.
 
 Tested on Lightning 2.6.6. ``USED`` lists each one with its purpose; ``check`` refuses, by name, a Lightning
-that lacks one; ``tests/lightning/test_hooks.py`` says what broke after an upgrade. Wrappers are set on
+that lacks one; ``tests/lightning/test_lightning_hooks.py`` says what broke after an upgrade. Wrappers are set on
 *instances* (this trainer's loops and connectors) and taken off again; no class of Lightning is touched.
 """
 
@@ -189,6 +189,11 @@ class Patches:
 def callbacks(trainer: Trainer) -> list[Callback]:
     found: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by Lightning's connector
     return found
+
+
+def set_callbacks(trainer: Trainer, wanted: list[Callback]) -> None:
+    """In a list of their own: Lightning may be going through the one before."""
+    trainer.callbacks = wanted  # type: ignore[attr-defined]
 
 
 # --- reading and setting -------------------------------------------------------------------

@@ -43,4 +43,3 @@ class Notices:
             self._trouble = False
             for logger in self._trainer.loggers:
                 logger.log_metrics(metrics, step=hooks.logger_step(self._trainer))
-

@@ -47,6 +47,8 @@ class Options:
         """Raises ``UsageError`` naming the argument that is at fault."""
         if run_key is not None and not _RUN_KEY.fullmatch(run_key):
             raise UsageError(f"run_key={run_key!r}", hint="letters a-z, digits, '.', '_' and '-'")
+        if tiers is not None and not isinstance(tiers, Tiers):
+            raise UsageError(f"tiers={tiers!r}", hint="Tiers(memory=Memory(every_n_steps=1))")
         interval = train_time_interval
         policy = spec.checkpoint if spec is not None else None
         settings = Settings(

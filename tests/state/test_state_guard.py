@@ -193,6 +193,16 @@ def test_the_first_saves_and_a_sample_afterwards_are_compared(monkeypatch: pytes
     assert compared == [0, 1, pools.COMPARED_EVERY, 2 * pools.COMPARED_EVERY]
 
 
+def test_a_write_that_torch_counts_is_found_when_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "COMPARED_FIRST", 0)
+    pool, live = SlotPool(), tensors()
+    acquire(pool).stage(live, stable=STABLE).settle()  # number 0 of every so many is compared
+    staged = acquire(pool).stage({key: tensor.detach() for key, tensor in live.items()}, stable=STABLE)
+    live["t"].mul_(1)  # a write, although of the same bytes
+    staged.settle()
+    assert "'t'" in (staged.void or "") and pool.eager_reason
+
+
 def test_large_tensors_are_copied_and_compared_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "_CHUNK", 1024)
     live = {"w": torch.randn(5000), "t": torch.randn(100, 70).t(), "b": torch.randn(333).to(torch.bfloat16)}

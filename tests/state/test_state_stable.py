@@ -46,3 +46,22 @@ def test_an_optimizer_with_closures_leaves_everything_to_the_boundary():
     net = nn.Linear(256, 256)
     optimizer = torch.optim.LBFGS(net.parameters())
     assert keys_of({"model": net}, [optimizer], [net])[0] == frozenset()
+
+
+def test_parameters_that_some_other_optimizer_may_change_at_any_time_are_left_out():
+    class Foreign(torch.optim.SGD):
+        def eval(self): ...
+
+    one, two = nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False)
+    net = nn.ModuleDict({"one": one, "two": two})
+    known = torch.optim.SGD(one.parameters(), 0.1)
+    for other in (Foreign(two.parameters(), 0.1), torch.optim.LBFGS(two.parameters())):
+        assert keys_of({"model": net}, [known, other], [net])[0] == {"state/model/one.weight"}
+
+
+def test_parameters_that_are_updated_in_the_backward_pass_are_left_out():
+    one, two, three = (nn.Linear(256, 256, bias=False) for _ in range(3))
+    net = nn.ModuleDict({"one": one, "two": two, "three": three})
+    two.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    optimizer = torch.optim.SGD([one.weight, two.weight], 0.1)  # the third: somebody else's, unseen
+    assert keys_of({"model": net}, [optimizer], [net])[0] == {"state/model/one.weight"}

@@ -27,14 +27,17 @@ Pair = tuple[str, Tensor, Tensor]
 class Copy:
     """Some tensors on their way into a slot.
 
-    The live tensors are held until they are copied, and with ``keep`` until ``forget``: then
-    ``difference`` can compare.
+    The live tensors are held until ``forget``, so that ``touched`` can look at them; with ``keep`` so can
+    ``difference``.
     """
 
     def __init__(
         self, pairs: list[Pair], parts: Sequence[DeviceCopy], thread: ThreadPoolExecutor, *, keep: bool
     ) -> None:
         self._pairs, self._parts, self._keep = pairs, parts, keep
+        self._versions = [
+            (key, source, source._version) for key, _, source in pairs if not source.is_inference()
+        ]
         self.cancelled = False
         self._host = thread.submit(self._copy_host)
         self._whole = thread.submit(self._wait_devices) if parts else self._host
@@ -53,9 +56,17 @@ class Copy:
         """Return when nothing writes into the slot any more, whether all was copied or not."""
         self.cancelled = True
         self._whole.exception()
+        self.forget()
 
     def forget(self) -> None:
-        self._pairs = []
+        self._pairs, self._versions = [], []
+
+    def touched(self) -> str | None:
+        """The key of a tensor that torch has written to since the copy began, as torch counts it.
+
+        Costs next to nothing, so it is asked every time. Writes through ``.data`` or numpy are not counted.
+        """
+        return next((key for key, source, version in self._versions if source._version != version), None)
 
     def difference(self) -> str | None:
         """The key of a tensor whose live bytes are not those in the slot; ``None`` when all agree.
@@ -73,14 +84,14 @@ class Copy:
                 break
             _copy_alone(destination, source)
         if not self._keep and not self._parts:
-            self.forget()
+            self._pairs = []
 
     def _wait_devices(self) -> None:
         for part in self._parts:
             part.wait()
         self._host.result()  # one thread: it has ended, and its failure is the failure of the whole
         if not self._keep:
-            self.forget()
+            self._pairs = []
 
 
 def copy_now(destinations: list[Tensor], sources: list[Tensor], streams: Streams | None) -> None:

@@ -106,21 +106,22 @@ class Staged:
     def settle(self) -> None:
         """The guard: on the training thread, before anything may change a tensor declared stable.
 
-        Waits for the copy in the background (on CUDA the current stream waits, and not the host). When a
-        comparison is due and a live tensor differs from its staged bytes, the bytes are ``void`` and the pool
-        stages eagerly from then on. Harmless when repeated, and when everything was copied at once.
-        When no update follows, whoever waits for the save calls it first (a flush, a close).
+        Waits for the copy in the background (on CUDA the current stream waits, and not the host). When torch
+        counts a write to a live tensor, or a comparison is due and finds other bytes, the bytes are ``void``
+        and the pool stages eagerly from then on. Harmless when repeated, and when everything was copied at
+        once. When no update follows, whoever waits for the save calls it first (a flush, a close).
         """
         if self._decided.is_set() or os.getpid() != self._process:
             return
         copy = self._copy
         assert copy is not None
         copy.hold()
-        if self._compare and copy.wait() is None and not copy.cancelled:
+        key = copy.touched()
+        if key is None and self._compare and copy.wait() is None:
             key = copy.difference()
-            if key is not None and not copy.cancelled:
-                self._void = f"{key!r} changed between the boundary and the next update"
-                self._owner.distrust(self._void)
+        if key is not None and not copy.cancelled:
+            self._void = f"{key!r} changed between the boundary and the next update"
+            self._owner.distrust(self._void)
         copy.forget()
         self._decided.set()
 
