@@ -17,6 +17,7 @@ from durable_core.engine.verify import verify
 from durable_core.session import Run
 from durable_core.session import run as session_run
 from durable_core.session.tiers import open_tier
+from durable_core.state.snapshots import leftovers
 from durable_core.tier.base import Tier
 from durable_core.tier.limit import RateLimit, RateLimited
 
@@ -143,6 +144,26 @@ def test_snapshots_in_memory_go_on_beside_a_store_that_takes_nothing(
     step, state = restored(tmp_path / "root", tiers=tiers)
     assert step == 13
     check(13, state)
+
+
+def test_closing_waits_for_the_save_under_way_and_leaves_nothing_in_memory(
+    tmp_path: Path, gate: Gate
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    tiers = Tiers(memory=Memory(every_n_steps=1, directory=memory))
+    run = start(tmp_path / "root", tiers=tiers)
+    gate.open.clear()
+    train(run, 1, 1)
+    assert gate.waiting.wait(DEADLINE)
+    closing = threading.Thread(target=run.close)
+    closing.start()
+    until(lambda: run._saver is None)
+    gate.open.set()
+    closing.join(DEADLINE)
+    assert not closing.is_alive()
+    assert [info.step for info in open_run(tmp_path / "root").committed()] == [0, 1]
+    assert leftovers(memory) == []
 
 
 def test_a_slow_root_behind_a_disk_gets_the_newest_and_no_queue(tmp_path: Path, gate: Gate) -> None:
