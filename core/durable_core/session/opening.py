@@ -39,7 +39,8 @@ class RestorePoint:
 @dataclass(frozen=True)
 class Opening:
     """The outcome of a start. ``completed``: the run has succeeded and there is nothing to extend;
-    it is opened for reading and no generation was claimed. ``warnings`` are for the user."""
+    it is opened for reading and no generation was claimed. ``warnings`` are for the user. ``root``: the
+    name of the root as a tier, which the origin of the run has; ``""`` before there is one."""
 
     run_id: str
     launch_id: str
@@ -49,6 +50,7 @@ class Opening:
     restore: RestorePoint | None
     completed: bool
     warnings: tuple[str, ...] = ()
+    root: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "promise": self.promise.value}
@@ -119,8 +121,9 @@ class Coordinator:
         state = self.view.state
         restore = None if claimed.restore_point is None else RestorePoint.of(claimed.restore_point)
         return Opening(
-            state.run_id, self.launch, state.generation, state.seed, state.promise, restore, False, warnings
-        )
+            state.run_id, self.launch, state.generation, state.seed, state.promise, restore, False, warnings,
+            _root(state),
+        )  # fmt: skip
 
     # --- decisions -------------------------------------------------------------------------
 
@@ -214,8 +217,15 @@ class Coordinator:
         choice = claim.choose_restore_point(state)
         point = None if choice.c is None else RestorePoint.of(state.checkpoints[choice.c])
         return Opening(
-            state.run_id, self.launch, state.generation, state.seed, state.promise, point, True, warnings
-        )
+            state.run_id, self.launch, state.generation, state.seed, state.promise, point, True, warnings,
+            _root(state),
+        )  # fmt: skip
+
+
+def _root(state: RunState) -> str:
+    """What the journal calls the root: the tier of the first checkpoint, which is always written there."""
+    origin = next((info for info in state.checkpoints.values() if info.was_committed), None)
+    return "" if origin is None or not origin.tiers else origin.tiers[0]
 
 
 def spec_of(state: RunState) -> RunSpec:

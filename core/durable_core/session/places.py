@@ -20,7 +20,8 @@ class Memory:
 
     ``every_n_steps``: a snapshot every so many optimizer steps besides the checkpoints, so that a crash of
     the worker costs at most that many; ``None``: one with each checkpoint. ``directory``: a tmpfs, with
-    room for ``Settings.slots`` times this host's part of the state.
+    room for three times this host's part of the state. There is none by default: the slots of a run that is
+    killed and never started again stay in memory until ``durable gc --memory``.
     """
 
     every_n_steps: int | None = None
@@ -35,7 +36,9 @@ class Peer:
     """Snapshots in the memory of other hosts, kept by their ``durable agent``: they survive this host.
 
     ``addresses``: ``host:port`` of the agents that hold this writer's copies. The secret comes from
-    ``DURABLE_PEER_SECRET`` or ``DURABLE_PEER_SECRET_FILE``. ``every_n_steps`` as for ``Memory``.
+    ``DURABLE_PEER_SECRET`` or ``DURABLE_PEER_SECRET_FILE``; with ``DURABLE_PEER_TLS_CA`` the agents must
+    show a certificate of that authority. ``every_n_steps`` as for ``Memory``. Peers keep a run until they
+    are told to forget it (``durable gc --memory ROOT --peer``).
     """
 
     addresses: tuple[str, ...]

@@ -72,8 +72,8 @@ class Run:
         self._opening = opening
         self._coordinator = coordinator
         self._stores = open_stores(
-            tier, settings.tiers, run_id=opening.run_id, generation=opening.generation, role=world.role,
-            slots=settings.slots,
+            tier, settings.tiers, known_as=opening.root, run_id=opening.run_id,
+            generation=opening.generation, role=world.role, slots=settings.slots,
         )  # fmt: skip
         self.board = Board(
             Recovery(self._stores.traits(), settings.tiers.goals, home=self._stores.home.name, clock=clock)

@@ -146,7 +146,7 @@ class Saver:
             self._note_stall(step, self._clock.monotonic() - started, lease.staged.nbytes, due)
             request = self._request(step, {"state": shared, "role": own}, lease, position, counters)
             shard = StagedShard(lease.staged, request.role)
-            self.snapshots.keep(lease, shard, request, self._board.newest)
+            self.snapshots.keep(lease, shard, request, self._board.newest, checkpoint=due.checkpoint)
             if due.checkpoint:
                 self.committer.submit(request, shard, lease, failures=failures)
             if wait or breached:

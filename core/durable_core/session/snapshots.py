@@ -164,10 +164,11 @@ class Snapshots:
             self._errands.drain()
 
     def keep(
-        self, lease: Lease, shard: StagedShard, request: SaveRequest, head: tuple[int, int] | None
-    ) -> None:
+        self, lease: Lease, shard: StagedShard, request: SaveRequest, head: tuple[int, int] | None, *,
+        checkpoint: bool,
+    ) -> None:  # fmt: skip
         """Seal this snapshot, and send it to the peers, in the background. ``head``: (c, step) of the
-        newest commit whose rows the request no longer needs."""
+        newest commit whose rows the request no longer needs; ``checkpoint``: it becomes one too."""
         if self._errands is None:
             return
 
@@ -178,20 +179,22 @@ class Snapshots:
             else:
                 self._board.emit(events.SnapshotFailed(now, request.step, "memory", str(error)))
 
-        work = partial(self._seal, lease, shard, request, head)
+        every = self.keeping.peer_every
+        send = self._sender is not None and (checkpoint if every is None else request.step % every == 0)
+        work = partial(self._seal, lease, shard, request, head, send)
         self._errands.submit(Job(f"seal {request.step}", work, failed, lease.hold()))
 
     def _seal(
-        self, lease: Lease, shard: StagedShard, request: SaveRequest, head: tuple[int, int] | None
-    ) -> None:
+        self, lease: Lease, shard: StagedShard, request: SaveRequest, head: tuple[int, int] | None,
+        send: bool,
+    ) -> None:  # fmt: skip
         seal = sealing.seal_of(request, shard.describe(), head)
         shard.confirm()
         if self.keeping.memory:
             lease.staged.seal(seal)
             probe.reached(CrashPoint.K5)
             self._board.sealed("memory", request.step)
-        every = self.keeping.peer_every
-        if self._sender is None or (every is not None and request.step % every):
+        if self._sender is None or not send:
             return
         if self._sender.pending:
             self._board.count("pushes_skipped")  # the network is behind: the next snapshot will do

@@ -10,6 +10,7 @@ from pathlib import Path
 from durable_core.engine import probe
 from durable_core.engine.copies import Place, Source, Sources, TierSource
 from durable_core.engine.sealing import PeerStore
+from durable_core.errors import UsageError
 from durable_core.session import goals
 from durable_core.session.cadence import Cadence
 from durable_core.session.places import Tiers
@@ -19,6 +20,7 @@ from durable_core.state.staging import SlotPool
 from durable_core.tier.base import Tier
 from durable_core.tier.peer.client import PeerTier
 from durable_core.tier.peer.secret import find_secret
+from durable_core.tier.peer.tls import find_client_context
 from durable_core.tier.posix import PosixTier
 from durable_core.types import Traits
 
@@ -58,10 +60,19 @@ class Stores:
 
 
 def open_stores(
-    home: Tier, tiers: Tiers, *, run_id: str, generation: int, role: str, slots: int
+    home: Tier, tiers: Tiers, *, known_as: str, run_id: str, generation: int, role: str, slots: int
 ) -> Stores:  # fmt: skip
-    """Raises what the tiers raise when they cannot do what is asked of them; peers are not called here."""
-    root = Place(name_of(home, tiers), home, tiers.root or root_traits(home))
+    """``known_as``: what the journal has called the root since the run began; ``""``: it begins now.
+
+    Raises what the tiers raise when they cannot do what is asked of them; peers are not called here.
+    """
+    name = known_as or name_of(home, tiers)
+    if name == "disk" and tiers.disk is not None:
+        raise UsageError(
+            f"the run at {home.location} began without a disk in front of its directory",
+            hint="drop Tiers.disk, or begin another run",
+        )
+    root = Place(name, home, tiers.root or root_traits(home))
     landing = root
     if tiers.disk is not None:
         disk = PosixTier(Path(tiers.disk.path), reached=probe.reached)
@@ -123,8 +134,8 @@ def root_traits(home: Tier) -> Traits:
 def _peers(tiers: Tiers, run_id: str, generation: int) -> tuple[PeerStore, ...]:
     if tiers.peer is None:
         return ()
-    secret = find_secret(os.environ)
+    secret, tls = find_secret(os.environ), find_client_context(os.environ)
     return tuple(
-        PeerStore(address, PeerTier(address, run_id=run_id, generation=generation, secret=secret))
+        PeerStore(address, PeerTier(address, run_id=run_id, generation=generation, secret=secret, tls=tls))
         for address in tiers.peer.addresses
     )
