@@ -192,7 +192,7 @@ def endure(reference: Reference, cluster: Cluster, root: Path, fates: Iterable[F
         if origins and losses:
             faults = judge(losses, origins, before, done, far=places.far, wiped=wiped)
             history.faults += [f"life {life}: {fault}" for fault in faults]
-            history.note(losses[-1], origins, done)
+            history.note(max(losses, key=KINDS.index), origins, done)
         if fate is not None:
             history.fell.append((fate, death.struck))
         if death.finished:
