@@ -36,7 +36,8 @@ class DurableCheckpoint(Callback):
         promise: what a resume guarantees: ``"bitwise"``, ``"exact-order"``, ``"coverage"`` or
             ``"distribution"``; one that cannot be kept is refused. ``None``: bitwise, lowered with a warning
             when the software has changed.
-        tiers: where copies are kept beside ``root``: ``Tiers(memory=Memory(every_n_steps=1), ...)``.
+        tiers: where copies are kept beside ``root``: ``Tiers(memory=Memory(every_n_steps=1), ...)``; ``None``:
+            nowhere. A killed worker goes on from the newest step that all ranks have in memory.
         retention: which checkpoints to keep; ``Retention()`` keeps the last three.
         backlog: when storage cannot keep up, ``"skip"`` a snapshot (counted) or ``"delay"`` the loop.
         on_rpo_breach: when more steps are at risk than declared: ``"continue"``, ``"pause"`` or ``"abort"``.
@@ -45,6 +46,10 @@ class DurableCheckpoint(Callback):
         takeover: claim the run although another process seems to own it; that one is fenced.
 
     A plain ``Callback``, not a ``Checkpoint``: nothing of Lightning's own checkpointing changes with it.
+    Parameters and optimizer state are copied while the next batch is computed; earlier, before any hook of
+    yours that could change them, and at once for optimizers that are not of ``torch.optim``. Weights that
+    ``training_step`` itself writes to cost one snapshot, after which everything is copied at once.
+
     SIGTERM drains: everything is made durable at the next boundary and the process exits with 75; a
     writer that lost the run exits with 76. Storage trouble never stops training unless
     ``on_rpo_breach`` says so; it is warned about at once and shown in ``status``.

@@ -57,5 +57,12 @@ class SigtermFlag:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous)
         self._installed = False
 
+    def ignore(self) -> None:
+        """For good, the interpreter's end included, where a handler of ours would be gone: a launcher sends
+        SIGTERM to the others as soon as one has exited, and the exit code is to be 75."""
+        if self._installed and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self._installed = False
+
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.raised = True

@@ -1,13 +1,14 @@
 """Every private or half-private part of Lightning that this adapter leans on, and nothing else does.
 
 Tested on Lightning 2.6.6. ``USED`` lists each one with its purpose; ``check`` refuses, by name, a Lightning
-that lacks one; ``tests/lightning/test_lightning_hooks.py`` says what broke after an upgrade. Wrappers are set on
+that lacks one; ``tests/lightning/test_lightning_hooks.py`` says what an upgrade broke. Wrappers are set on
 *instances* (this trainer's loops and connectors) and taken off again; no class of Lightning is touched.
 """
 
 from __future__ import annotations
 
 import builtins
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,7 @@ USED: tuple[tuple[str, str, str], ...] = (
     ("_logger_connector", "_progress_bar_metrics", "same"),
     ("_logger_connector", "_first_loop_iter", "when self.log resets what it accumulates"),
     ("_logger_connector", "_current_fx", "same"),
+    ("_signal_connector", "_original_handlers", "SIGTERM stays ignored once the run has drained"),
 )
 
 _RESULT_STATE = ("value", "cumulated_batch_size", "_forward_cache", "_computed", "_update_count")
@@ -184,6 +186,11 @@ class Patches:
                 connector._loaded_checkpoint = ours
 
         self._set(connector, "resume_start", wrapper)
+
+
+def leave_ignored(trainer: Trainer, number: signal.Signals) -> None:
+    """Lightning's teardown puts back the handlers that it found: this one is to be ignored from then on."""
+    trainer._signal_connector._original_handlers[number] = signal.SIG_IGN
 
 
 def callbacks(trainer: Trainer) -> list[Callback]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import signal
 import subprocess
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from durable_core.clock import SystemClock
 from durable_core.errors import DurableError, FencedError, TierError
 from durable_core.session.run import Run
+from lightning_durable import hooks
 from lightning_durable.exits import DrainExit, FencedExit, SigtermFlag
 from lightning_durable.poll import Poll, Wish
 
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
 #: What a child may take to exit once everything of it is durable.
 CHILD_EXIT_S = 60.0
+#: How long a rank that has drained waits for the others to.
+OTHERS_S = 60.0
 
 
 class Leaving:
@@ -36,8 +42,11 @@ class Leaving:
 
     def prepare(self) -> None:
         """Before the first step, on every rank: a group for polls that never waits for an accelerator."""
-        if self._members > 1 and torch.distributed.get_backend() != "gloo":
+        if self._members == 1:
+            return
+        if torch.distributed.get_backend() != "gloo":
             self._group = torch.distributed.new_group(backend="gloo")
+        atexit.register(_disconnect)
 
     def listen(self) -> None:
         self._sigterm.install()
@@ -92,7 +101,19 @@ class Leaving:
         save()
         run.flush()
         run.close()
+        self._sigterm.ignore()
+        hooks.leave_ignored(self._trainer, signal.SIGTERM)
+        self._wait_for_others()
         self._release_children()
+
+    def _wait_for_others(self) -> None:
+        """A launcher ends all as soon as one has exited, so nobody does before everybody is durable."""
+        if self._members == 1:
+            return
+        try:
+            torch.distributed.monitored_barrier(self._group, timeout=timedelta(seconds=OTHERS_S))
+        except RuntimeError as error:  # one died meanwhile: of this one all is durable that can be
+            rank_zero_warn(f"DurableCheckpoint: leaving without the others: {error}")
 
     def _release_children(self) -> None:
         """Lightning's observer kills this process when a child of it exits with a non-zero code first.
@@ -109,3 +130,9 @@ class Leaving:
         torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX, group=self._group)
         wish, steps = tensor.tolist()
         return int(wish), int(steps)
+
+
+def _disconnect() -> None:
+    """Of gloo's threads none may be left when the interpreter ends: with its peer gone it would abort."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -223,6 +223,13 @@ class Manual(Plain):
         ]
 
 
+class ManualRaw(Manual):
+    """Steps that Lightning does not see: its ``global_step`` stays 0."""
+
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        return super().optimizers(use_pl_optimizer=False)
+
+
 class Parametrised(Plain):
     """Hyper-parameters of which one is a function: nothing that could be stored."""
 
@@ -265,7 +272,7 @@ class Wide(Plain):
         self.first = nn.Sequential(*wide)
 
 
-_KINDS = (Metered, Normed, Plain, Wide, PlateauEpoch, PlateauStep, Estimated, Manual, Parametrised)
+_KINDS = (Metered, Normed, Plain, Wide, PlateauEpoch, PlateauStep, Estimated, Manual, ManualRaw, Parametrised)
 MODULES = {kind.__name__: kind for kind in _KINDS}
 
 

@@ -31,6 +31,7 @@ CASES: dict[str, tuple[Case, list[Kill]]] = {
     "plateau-per-step": (Case("PlateauStep", val=True, trainer=VAL5), [("batch", 28), ("batch", 10)]),
     "estimated-stepping-batches": (Case("Estimated"), [("batch", 28)]),
     "manual-two-optimizers": (Case("Manual"), [("batch", 28), ("batch", 3)]),
+    "manual-past-lightning": (Case("ManualRaw"), [("batch", 28), ("batch", 3)]),
     "metrics-and-generators-of-the-module": (Case("Metered"), [("batch", 28), ("batch", 3)]),
     "cadence-measured": (Case(every="auto"), [("batch", 28), ("batch", 9)]),
     "cadence-by-time": (Case(every="auto", durable={"train_time_interval": 0.02}), [("batch", 28)]),
