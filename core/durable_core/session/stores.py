@@ -93,7 +93,7 @@ def open_stores(
         copy_every=1 if tiers.disk is None else tiers.disk.every,
         copy_bytes_per_second=None if tiers.disk is None else tiers.disk.bytes_per_second,
         memory=memory,
-        pool=SlotPool(slots + keeping.extra_slots, memory=memory),
+        pool=SlotPool(max(slots, 1 + (memory is not None)) + keeping.extra_slots, memory=memory),
         keeping=keeping,
     )
 
