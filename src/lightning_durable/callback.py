@@ -36,7 +36,7 @@ class DurableCheckpoint(Callback):
         promise: what a resume guarantees: ``"bitwise"``, ``"exact-order"``, ``"coverage"`` or
             ``"distribution"``; one that cannot be kept is refused. ``None``: bitwise, lowered with a warning
             when the software has changed.
-        tiers: where copies are kept beside ``root``: ``Tiers(memory=Memory(every_n_steps=1), ...)``, with which
+        tiers: where copies are kept beside ``root``: ``Tiers(memory=Memory(every_n_steps=1), ...)``, so that
             a killed worker goes on from the newest step that all ranks have in memory; ``None``: nowhere.
         retention: which checkpoints to keep; ``Retention()`` keeps the last three.
         backlog: when storage cannot keep up, ``"skip"`` a snapshot (counted) or ``"delay"`` the loop.
