@@ -132,5 +132,5 @@ def test_a_snapshot_key_says_whose_it_is_and_sorts_by_age():
     assert not layout.key_fault(key)
     older = layout.snapshot_key(3, 99, "dp0", "ffffffff")
     assert sorted([key, older, layout.snapshot_key(2, 10**6, "dp0", "ffffffff")])[-2:] == [older, key]
-    for other in ("snapshots/g3-s1/dp0-0a1b2c3d.slot", key + "x", key.replace("dp0", "DP0"), "journal/1.json"):
+    for other in ("snapshots/g3-s1/dp0-0a1b2c3d.slot", key + "x", key.replace("dp0", "DP0"), "journal/1"):
         assert layout.parse_snapshot_key(other) is None
