@@ -1,4 +1,4 @@
-"""Copies held up until the guard was asked or weights were changed; what was committed beside its boundary."""
+"""Copies held up until the guard was asked or weights were changed; each commit beside its boundary."""
 
 from __future__ import annotations
 
