@@ -14,7 +14,7 @@ from durable_core.clock import SystemClock
 from durable_core.commit.retention import Retention
 from durable_core.engine.inspect import open_run
 from durable_core.engine.verify import verify
-from durable_core.errors import UsageError
+from durable_core.errors import CommitAborted, UsageError
 from durable_core.session import Cadence, Run
 from durable_core.session import run as session_run
 from durable_core.session.copying import Copier
@@ -196,3 +196,30 @@ def test_a_run_may_go_on_without_the_disk_in_front(tmp_path: Path) -> None:
     run.save(state_at(3, SIZE), {}, step=3, wait=True)
     run.close()
     assert open_run(tmp_path / "root").newest_usable().tiers == ("remote",)
+
+
+def test_a_run_has_not_succeeded_before_its_end_is_in_the_root(tmp_path: Path, monkeypatch) -> None:
+    from durable_core.errors import TierUnavailable
+    from durable_core.session.copying import Copier
+
+    run = trained(tmp_path, 2)
+    with monkeypatch.context() as broken:
+        broken.setattr(Copier, "_promote", lambda *_: (_ for _ in ()).throw(UnreachableTier()))
+        run.boundary(3)
+        run.save(state_at(3, SIZE), {}, step=3, wait=True)
+        with pytest.raises(TierUnavailable, match="not in the root yet"):
+            run.succeed()
+    assert open_run(tmp_path / "root").state.terminal is None
+    run.succeed()
+    run.close()
+    shutil.rmtree(tmp_path / "disk")
+    assert not verify(open_run(tmp_path / "root"), strict=True).findings
+
+
+def test_who_waits_for_a_checkpoint_is_told_when_there_is_none(tmp_path: Path, monkeypatch) -> None:
+    run = start(tmp_path / "root")
+    monkeypatch.setattr(run._saver.snapshots, "acquire", lambda *_, **__: (None, True))
+    assert run.save(state_at(1), {}, step=1) is False
+    with pytest.raises(CommitAborted, match="every slot is in use"):
+        run.save(state_at(1), {}, step=1, wait=True)
+    run.close()

@@ -19,7 +19,7 @@ from durable_core.engine import probe, sealing
 from durable_core.engine.performer import Performer
 from durable_core.engine.sealing import Distant
 from durable_core.engine.staged import StagedShard
-from durable_core.errors import CorruptError, ObjectNotFoundError, TierError
+from durable_core.errors import CorruptError, ObjectNotFoundError, TierError, UsageError
 from durable_core.format import digests, ledger, seal
 from durable_core.format.seal import Seal
 from durable_core.session.opening import RestorePoint
@@ -29,7 +29,8 @@ from durable_core.session.world import World
 from durable_core.state.staging import Staged
 from durable_core.types import CrashPoint, Token
 
-_COPY_FAILED = (CorruptError, ObjectNotFoundError, TierError)
+#: ``UsageError``: there is no memory for the copy beside what the dead have left.
+_COPY_FAILED = (CorruptError, ObjectNotFoundError, TierError, UsageError)
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,9 @@ class Adopter:
     ) -> None:  # fmt: skip
         self._performer, self._clock, self._world, self._token = performer, clock, world, token
         self._stores, self._board, self._deadlines = stores, board, deadlines
+        #: a copy that could not be committed; sealed, so that the next start may adopt it, until this one
+        #: has restored something else and is about to train
+        self.given_up: Staged | None = None
 
     def run(self, replaced: Replaced | None, view: View, reason: str) -> Adopted | None:
         """The adopted checkpoint, or ``None`` when there is nothing to adopt. Called by all writers alike;
@@ -81,7 +85,7 @@ class Adopter:
             staged.release()  # sealed as it is: the next start may adopt it
             raise
         if adopted is None:
-            staged.discard()  # training begins without it, and a later step like it would contradict it
+            self.given_up = staged
             return None
         c, step = adopted.point.c, adopted.point.step
         self._board.emit(events.SnapshotAdopted(self._clock.now(), c, step, choice["generation"], place))

@@ -7,7 +7,7 @@ objects it wrote; the journal learns of the copy when all of them say so. Nothin
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from durable_core import events
 from durable_core.clock import Clock
@@ -69,13 +69,13 @@ class Copier:
         self._landed(outcome.c)
 
     def finish(self, timeout: float | None = None) -> bool:
-        """Until the newest checkpoint is in the root, or the attempt has failed."""
+        """Wait for the newest checkpoint to be in the root; whether it is, one more attempt made."""
         if not self._errands.drain(timeout):
             return False
         newest = self._newest
         if newest is not None and self._copied != newest:
             self._queue(newest)
-            return self._errands.drain(timeout)
+            return self._errands.drain(timeout) and self._copied == newest
         return True
 
     def close(self, timeout: float | None) -> None:
@@ -138,10 +138,18 @@ class Copier:
     def _promote(self, view: View, keys: tuple[str, ...]) -> Promoted:
         held = {info.c: info for info in view.state.checkpoints.values() if info.state in _HELD}
         self._manifests = {each: manifest for each, manifest in self._manifests.items() if each in held}
-        inventory = Inventory([self._manifest(info) for info in held.values()])
+        inventory = Inventory(self._readable(held.values()))
         places = self._stores.places
         stop = lambda: self._stopping  # noqa: E731
         return promote(places, self._stores.home, keys, inventory, limit=self._limit, stop=stop)
+
+    def _readable(self, held: Iterable[CheckpointInfo]) -> Iterator[Manifest]:
+        """One that cannot be read is of a checkpoint that cannot be restored: it must not end all copying."""
+        for info in held:
+            try:
+                yield self._manifest(info)
+            except _FAILED as error:
+                self._tell(info.c, f"its manifest cannot be read: {error}")
 
     def _manifest(self, info: CheckpointInfo) -> Manifest:
         if info.c not in self._manifests:

@@ -20,7 +20,7 @@ class Memory:
 
     ``every_n_steps``: a snapshot every so many optimizer steps besides the checkpoints, so that a crash of
     the worker costs at most that many; ``None``: one with each checkpoint. ``directory``: a tmpfs, with
-    room for three times this host's part of the state. There is none by default: the slots of a run that is
+    room for four times this host's part of the state. There is none by default: the slots of a run that is
     killed and never started again stay in memory until ``durable gc --memory``.
     """
 

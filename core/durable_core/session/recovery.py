@@ -33,6 +33,10 @@ class Recovery:
         self._newest: dict[str, int] = {}
         self._told: frozenset[str] = frozenset()
 
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._clock.monotonic()
+
     def reached(self, step: int) -> None:
         """Training stands at this boundary."""
         mark = Mark(step, self._clock.monotonic())

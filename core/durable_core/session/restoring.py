@@ -29,6 +29,7 @@ from durable_core.session.settings import Settings, restart_reason
 from durable_core.session.status import Board
 from durable_core.session.stores import Stores
 from durable_core.session.world import World
+from durable_core.state.staging import Staged
 from durable_core.types import Token
 
 
@@ -41,6 +42,7 @@ class Restorer:
     ) -> None:  # fmt: skip
         self._performer, self._clock, self._world, self._settings = performer, clock, world, settings
         self._stores, self._coordinator, self._board = stores, coordinator, board
+        self._given_up: Staged | None = None
 
     def load(self, opening: Opening) -> tuple[Opening, restore.Restored]:
         """The verified checkpoint, and the opening whose restore point it is. Raises as ``Run.load``."""
@@ -52,7 +54,10 @@ class Restorer:
                 point = opening.restore
                 assert point is not None, "a run with history has a restore point, or step_down has raised"
                 try:
-                    return opening, self._world.together(partial(self._read, point, adopted))
+                    found = self._world.together(partial(self._read, point, adopted))
+                    if self._given_up is not None:
+                        self._given_up.discard()  # a later step like it would contradict it
+                    return opening, found
                 except UnknownVersionError:
                     raise  # whole, and written by a newer version: not damage, and not to be marked as such
                 except (CorruptError, ObjectNotFoundError) as error:
@@ -60,6 +65,8 @@ class Restorer:
         finally:
             if adopted is not None:
                 adopted.staged.release()
+            if self._given_up is not None:
+                self._given_up.release()
 
     def view(self, generation: int) -> View:
         """The journal up to the claim of ``generation``, or beyond."""
@@ -86,6 +93,7 @@ class Restorer:
         claimed = None if coordinator is None else coordinator.claimed
         replaced = None if claimed is None else Replaced.by(claimed)
         adopted = adopter.run(replaced, self.view(opening.generation), restart_reason())
+        self._given_up = adopter.given_up
         if adopted is not None and coordinator is not None:
             coordinator.view = adopted.view
         return adopted

@@ -20,6 +20,7 @@ from durable_core.engine.performer import Performer
 from durable_core.engine.worker import Job
 from durable_core.errors import (
     RestoreError,
+    TierUnavailable,
     UsageError,
 )
 from durable_core.format import codec
@@ -364,8 +365,11 @@ class Run:
     def succeed(self, target: Any = None) -> None:
         """The run is done and its final state committed: append ``run.succeeded`` and wait for it."""
         active = self._active()
-        if active.copier is not None:  # what the run has come to is read from its root
-            active.copier.finish()
+        if active.copier is not None and not active.copier.finish():
+            raise TierUnavailable(
+                "the final checkpoint is not in the root yet, so the run has not succeeded",
+                hint="run the script again: it goes on with the copy",
+            )
         active.committer.succeed(target)
 
     def close(self, timeout: float | None = 600.0) -> None:

@@ -130,7 +130,12 @@ class Saver:
         patient = due.checkpoint and (wait or breached or self._settings.backlog == "delay")
         slot, room = self._acquire(due, patient)
         if due.checkpoint and not (slot and room):
-            self._skip(step, "every slot is in use" if room else "those before are still being written")
+            why = "every slot is in use" if room else "those before are still being written"
+            if wait:  # who waits for a checkpoint must not take a skipped one for it
+                if slot is not None:
+                    slot.cancel()
+                raise SaveAborted(f"step {step}: {why}", self.committer.writer.view)
+            self._skip(step, why)
             due = Due(checkpoint=False)
         if slot is None or not (due.checkpoint or self.snapshots.due(step)):
             if slot is not None:
@@ -242,7 +247,8 @@ class Saver:
         settings = self._settings
         status = self._board.read(0)
         behind = step - (status.newest_step or 0)
-        age = None if status.newest_time is None else self._clock.now() - status.newest_time
+        at = self._board.newest_at
+        age = None if at is None else self._clock.monotonic() - at
         breached = (settings.rpo_steps is not None and behind > settings.rpo_steps) or (
             settings.rpo_seconds is not None and age is not None and age > settings.rpo_seconds
         )

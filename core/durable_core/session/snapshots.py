@@ -108,6 +108,8 @@ class Snapshots:
         several = len(self._world.roles) > 1
         if self._errands is not None and several:
             self._errands.drain()
+            if sum(free for free, _ in self._pool.held()) < 2:
+                spare()  # the one that is free may be the one to be kept
         slot = self._pool.acquire(0.0)
         if slot is None and spare():
             slot = self._pool.acquire(0.0)
@@ -133,8 +135,8 @@ class Snapshots:
         rows = self._world.all_gather({"room": room, "slots": self._pool.held()})
         sealed = [{step for _, step in row["slots"] if step is not None} for row in rows]
         common = max(set.intersection(*sealed), default=None)
-        free = [any(each and (step is None or step != common) for each, step in row["slots"]) for row in rows]
-        slot = self._pool.acquire(None, keep=common) if all(free) else None
+        usable = all(_can_spare(row["slots"], common) for row in rows)
+        slot = self._pool.acquire(None, keep=common) if usable else None
         return slot, all(row["room"] for row in rows)
 
     def stage(self, slot: Slot, tensors: Mapping[str, Tensor], stable: frozenset[str]) -> Lease:
@@ -232,3 +234,9 @@ class Snapshots:
 
     def _workers(self) -> tuple[Errands, ...]:
         return tuple(worker for worker in (self._errands, self._sender) if worker is not None)
+
+
+def _can_spare(slots: list[tuple[bool, int | None]], common: int | None) -> bool:
+    """Whether a writer with these slots has a free one beside the snapshot of step ``common``."""
+    others = any(free and (step is None or step != common) for free, step in slots)
+    return others or sum(free for free, step in slots if step == common) > 1

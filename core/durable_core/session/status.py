@@ -58,6 +58,8 @@ class Board:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._newest: tuple[int, int, float] | None = None
+        #: monotonic seconds of the newest commit, or of the restore: a wall clock may jump
+        self.newest_at: float | None = None
         self._sealed: dict[str, int] = {}
         self._error: str | None = None
         self._breached = False
@@ -99,6 +101,7 @@ class Board:
 
     def committed(self, c: int, step: int, when: float, tiers: Iterable[str]) -> None:
         self.recovery.committed(c, step, tiers)
+        self.newest_at = self.recovery.now()
         with self._lock:
             self._counts["committed"] += 1
             self._newest, self._error, self._breached = (c, step, when), None, False
@@ -106,6 +109,7 @@ class Board:
     def restored(self, c: int, step: int, when: float, tiers: Iterable[str]) -> None:
         self.recovery.reached(step)
         self.recovery.committed(c, step, tiers)
+        self.newest_at = self.recovery.now()
         with self._lock:
             self._newest, self.current_step = (c, step, when), step
 

@@ -250,9 +250,10 @@ class SlotPool:
         self.eager_reason = reason
 
     def _usable(self, keep: int | None) -> list[Buffer]:
-        newest = max(self._buffers, key=lambda buffer: buffer.sealed_at)
-        kept = newest.step if keep is None else keep
-        return [buffer for buffer in self._free if buffer.step is None or buffer.step != kept]
+        """One snapshot is kept: of several of that step the one sealed last, and not all of them."""
+        sealed = [each for each in self._buffers if each.step is not None and keep in (None, each.step)]
+        kept = max(sealed, key=lambda buffer: buffer.sealed_at, default=None)
+        return [buffer for buffer in self._free if buffer is not kept]
 
 
 def _plain(source: Tensor) -> bool:

@@ -115,15 +115,20 @@ class Staged:
             return
         copy = self._copy
         assert copy is not None
-        copy.hold()
-        key = copy.touched()
-        if key is None and self._compare and copy.wait() is None:
-            key = copy.difference()
-        if key is not None and not copy.cancelled:
-            self._void = f"{key!r} changed between the boundary and the next update"
-            self._owner.distrust(self._void)
-        copy.forget()
-        self._decided.set()
+        try:
+            copy.hold()
+            key = copy.touched()
+            if key is None and self._compare and copy.wait() is None:
+                key = copy.difference()
+            if key is not None and not copy.cancelled:
+                self._void = f"{key!r} changed between the boundary and the next update"
+                self._owner.distrust(self._void)
+        except BaseException as error:
+            self._void = f"the guard failed: {error!r}"  # whoever waits for the verdict must get one
+            raise
+        finally:
+            copy.forget()
+            self._decided.set()
 
     def confirmed(self, timeout: float | None = None) -> bool:
         """Wait until the guard has run: whether it has within ``timeout`` seconds (``None``: no limit).
