@@ -21,8 +21,10 @@ def test_an_older_version_of_this_library_refuses_and_spoils_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType
 ) -> None:
     run = start(tmp_path)
+    version = module.VERSION + 1
     with monkeypatch.context() as newer:
-        newer.setattr(module, "VERSION", module.VERSION + 1)
+        newer.setattr(module, "VERSION", version)
+        newer.setattr(module, "OLDEST", version, raising=False)  # what is written when nothing new is needed
         run.save(state_at(1), {}, step=1, wait=True)
         run.close()
     older = Run.open(tmp_path)
@@ -30,7 +32,7 @@ def test_an_older_version_of_this_library_refuses_and_spoils_nothing(
         older.load()
     older.close()
     assert open_run(tmp_path).state.checkpoints[1].state is CheckpointState.COMMITTED
-    monkeypatch.setattr(module, "VERSION", 2)
+    monkeypatch.setattr(module, "VERSION", version)
     again = Run.open(tmp_path)
     assert again.load().step == 1
     again.close()

@@ -207,9 +207,15 @@ def test_a_slot_that_is_needed_is_given_up_in_the_middle_of_comparing(tier, monk
         assert not given, "it was taken away while it was looked at"
         return compare(*arguments)
 
+    write = tier.write_object
+
+    def after_the_taker(key, parts):
+        taker.join(60)
+        return write(key, parts)
+
     monkeypatch.setattr(changes, when, wanted)
+    monkeypatch.setattr(tier, "write_object", after_the_taker)
     outcome = run.save(state)
-    taker.join()
     assert given == [True] and same(run.read(outcome.c), state)
     assert outcome.bytes_written < outcome.bytes, "what did not change is left out all the same"
     run.close()
