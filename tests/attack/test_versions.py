@@ -33,6 +33,7 @@ def test_an_older_version_of_this_library_refuses_and_spoils_nothing(
     older.close()
     assert open_run(tmp_path).state.checkpoints[1].state is CheckpointState.COMMITTED
     monkeypatch.setattr(module, "VERSION", version)
+    monkeypatch.setattr(module, "OLDEST", version, raising=False)
     again = Run.open(tmp_path)
     assert again.load().step == 1
     again.close()
