@@ -38,6 +38,10 @@ class UsageError(DurableError):
     exit_code = 2
 
 
+class MemoryShortageError(UsageError):
+    """There is not enough memory for a staging slot; the message has the numbers."""
+
+
 class UnsupportedError(UsageError):
     """What was asked for cannot be made exact here, so it is refused."""
 

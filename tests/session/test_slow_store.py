@@ -14,10 +14,12 @@ from durable_core import Disk, Goal, Memory, Tiers, events
 from durable_core.clock import SystemClock
 from durable_core.engine.inspect import open_run
 from durable_core.engine.verify import verify
+from durable_core.errors import MemoryShortageError
 from durable_core.session import Run
 from durable_core.session import run as session_run
 from durable_core.session.tiers import open_tier
 from durable_core.state.snapshots import leftovers
+from durable_core.state.staging.buffer import Buffer
 from durable_core.tier.base import Tier
 from durable_core.tier.limit import RateLimit, RateLimited
 
@@ -210,3 +212,17 @@ def test_a_store_of_low_bandwidth_gets_what_it_can_take(
     newest, state = restored(tmp_path)
     assert newest == made[-1]
     check(newest, state)
+
+
+def test_memory_that_runs_out_costs_the_snapshot_and_not_the_training(tmp_path, monkeypatch) -> None:
+    run = start(tmp_path)
+    told: list[events.Event] = []
+    run.board.listeners.append(told.append)
+    with monkeypatch.context() as full:
+        full.setattr(Buffer, "prepare", lambda *_, **__: (_ for _ in ()).throw(MemoryShortageError("2 of 1")))
+        assert run.save(state_at(1), {}, step=1) is False
+        with pytest.raises(MemoryShortageError):
+            run.save(state_at(1), {}, step=1, wait=True)
+    assert [event.reason for event in told if isinstance(event, events.SaveSkipped)] == ["2 of 1"]
+    run.save(state_at(2), {}, step=2, wait=True)
+    run.close()

@@ -14,7 +14,7 @@ from durable_core.commit.request import Deadlines, SaveAborted, SaveOutcome, Sav
 from durable_core.engine import probe
 from durable_core.engine.sealing import segment
 from durable_core.engine.staged import StagedShard
-from durable_core.errors import DurableError, RpoBreachedError
+from durable_core.errors import DurableError, MemoryShortageError, RpoBreachedError
 from durable_core.format import codec, ledger
 from durable_core.session.cadence import Limits, Meter, Pacer, read_history
 from durable_core.session.committing import Committer
@@ -144,7 +144,13 @@ class Saver:
                 self._board.count("snapshots_skipped")
             return False
         later = frozenset() if wait or breached else stable.keys(tensors, unchanging)
-        lease = self.snapshots.stage(slot, tensors, later)
+        try:
+            lease = self.snapshots.stage(slot, tensors, later)
+        except MemoryShortageError as error:
+            if wait or self._board.newest is None:
+                raise
+            self._skip(step, error.message)  # the state has grown: no reason to end the training
+            return False
         failures: list[DurableError] = []
         try:
             probe.reached(CrashPoint.K4)

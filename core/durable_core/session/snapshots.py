@@ -19,7 +19,7 @@ from durable_core.commit.request import SaveRequest
 from durable_core.engine import probe, sealing
 from durable_core.engine.staged import StagedShard
 from durable_core.engine.worker import Errands, Job
-from durable_core.errors import DurableError, StaleSnapshotError
+from durable_core.errors import DurableError, MemoryShortageError, StaleSnapshotError
 from durable_core.format.seal import Seal
 from durable_core.session.status import Board
 from durable_core.session.world import World
@@ -92,9 +92,14 @@ class Snapshots:
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
         """Map and page-fault the free slots, in the background."""
-        threading.Thread(
-            target=self._pool.prepare, args=(tensors,), name="durable-prepare", daemon=True
-        ).start()
+
+        def prepare() -> None:
+            try:
+                self._pool.prepare(tensors)
+            except MemoryShortageError as error:  # the save that needs it will say so where it matters
+                self._board.emit(events.SnapshotFailed(self._clock.now(), -1, "memory", error.message))
+
+        threading.Thread(target=prepare, name="durable-prepare", daemon=True).start()
 
     def acquire(
         self, spare: Callable[[], bool], *, room: bool, checkpoint: bool, patient: bool

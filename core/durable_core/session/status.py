@@ -17,7 +17,8 @@ class Status:
     """``newest_step``: of the newest checkpoint that survives this process now; ``lag_steps``: training
     beyond it; ``stall_seconds``: what the last save cost the loop; ``last_error`` is cleared by the next
     commit; ``rpo_breached`` likewise. ``recoverable``: failure domain -> the step that would be left if it
-    were lost now."""
+    were lost now. ``voided``: snapshots thrown away because the state changed while it was copied;
+    ``snapshots_skipped``: those for which there was no slot."""
 
     newest_c: int | None
     newest_step: int | None
@@ -32,6 +33,8 @@ class Status:
     last_error: str | None
     rpo_breached: bool
     recoverable: Mapping[str, int] = field(default_factory=dict)
+    voided: int = 0
+    snapshots_skipped: int = 0
 
     @property
     def lag_steps(self) -> int:
@@ -135,5 +138,6 @@ class Board:
             return Status(
                 c, step, when, self.current_step, pending, counts["committed"], counts["skipped"],
                 counts["delayed"], counts["failed"], self.stall_seconds, self._error, self._breached,
-                {each.domain: each.newest.step for each in self.recovery.standings()},
+                {each.domain: each.newest.step for each in self.recovery.standings()}, counts["voided"],
+                counts["snapshots_skipped"],
             )  # fmt: skip

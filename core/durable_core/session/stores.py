@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from durable_core.clock import SystemClock
 from durable_core.engine import probe
 from durable_core.engine.copies import Place, Source, Sources, TierSource
 from durable_core.engine.sealing import PeerStore
@@ -18,6 +19,7 @@ from durable_core.session.snapshots import Keeping
 from durable_core.state.snapshots import SlotMemory
 from durable_core.state.staging import SlotPool
 from durable_core.tier.base import Tier
+from durable_core.tier.limit import RateLimit, RateLimited
 from durable_core.tier.peer.client import PeerTier
 from durable_core.tier.peer.secret import find_secret
 from durable_core.tier.peer.tls import find_client_context
@@ -135,7 +137,10 @@ def _peers(tiers: Tiers, run_id: str, generation: int) -> tuple[PeerStore, ...]:
     if tiers.peer is None:
         return ()
     secret, tls = find_secret(os.environ), find_client_context(os.environ)
-    return tuple(
-        PeerStore(address, PeerTier(address, run_id=run_id, generation=generation, secret=secret, tls=tls))
-        for address in tiers.peer.addresses
-    )
+    rate = tiers.peer.bytes_per_second
+    limit = None if rate is None else RateLimit(rate, SystemClock())  # of all peers together
+    stores: list[PeerStore] = []
+    for address in tiers.peer.addresses:
+        peer: Tier = PeerTier(address, run_id=run_id, generation=generation, secret=secret, tls=tls)
+        stores.append(PeerStore(address, peer if limit is None else RateLimited(peer, limit)))
+    return tuple(stores)

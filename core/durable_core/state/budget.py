@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from durable_core.errors import UsageError
+from durable_core.errors import MemoryShortageError
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -41,7 +41,7 @@ def require(nbytes: int, among: list[Room], *, what: str) -> None:
     """``UsageError`` with the numbers when ``nbytes`` more bytes do not fit below every limit."""
     for room in among:
         if nbytes > room.free:
-            raise UsageError(
+            raise MemoryShortageError(
                 f"{what} needs {nbytes} more bytes of memory, and {room.what} has {room.free} left",
                 hint="use fewer slots, free what earlier runs left (durable gc --memory), or raise the limit",
             )

@@ -17,7 +17,7 @@ import stat
 import weakref
 from pathlib import Path
 
-from durable_core.errors import TierFull, UsageError
+from durable_core.errors import MemoryShortageError, TierFull, UsageError
 from durable_core.format import digests
 from durable_core.format.seal import (
     Seal,
@@ -114,7 +114,7 @@ class SlotFile:
             try:
                 os.posix_fallocate(self._descriptor, 0, wanted)
             except OSError as error:
-                raise UsageError(
+                raise MemoryShortageError(
                     f"cannot reserve {wanted} bytes in {self.path.parent}: {error.strerror}",
                     hint="use fewer slots, or free what earlier runs left (durable gc --memory)",
                 ) from error

@@ -12,7 +12,7 @@ import mmap
 import torch
 from torch import Tensor
 
-from durable_core.errors import UsageError
+from durable_core.errors import MemoryShortageError
 from durable_core.format.seal import HEADER_BYTES, Seal, SlotState
 from durable_core.state import budget
 from durable_core.state.slotfile import SlotFile
@@ -121,7 +121,7 @@ def _anonymous(nbytes: int) -> mmap.mmap:
         mapping = mmap.mmap(-1, nbytes)
         _fault(mapping)
     except OSError as error:
-        raise UsageError(
+        raise MemoryShortageError(
             f"cannot reserve {nbytes} bytes of staging memory: {error}",
             hint="use fewer slots, or a machine with more memory",
         ) from error
