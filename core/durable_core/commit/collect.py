@@ -156,5 +156,4 @@ def _objects(info: CheckpointInfo) -> Program[frozenset[str] | None]:
 
 
 def _reusing(state: RunState, c: int) -> Iterable[CheckpointInfo]:
-    held = (CheckpointState.COMMITTED, CheckpointState.CORRUPT)
-    return (info for info in state.checkpoints.values() if c in info.reuses and info.state in held)
+    return (info for info in state.checkpoints.values() if c in info.reuses and info.held)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from durable_core.commit.state import CheckpointInfo, RunState
 from durable_core.errors import UsageError
-from durable_core.types import CheckpointState
 
 
 @dataclass(frozen=True)
@@ -109,11 +108,7 @@ def _why_not(info: CheckpointInfo, lineage: frozenset[int], policy: Retention) -
 
 
 def _rows(state: RunState) -> Iterator[CheckpointInfo]:
-    return (info for info in state.checkpoints.values() if _present(info))
-
-
-def _present(info: CheckpointInfo) -> bool:
-    return info.state in (CheckpointState.COMMITTED, CheckpointState.CORRUPT)
+    return (info for info in state.checkpoints.values() if info.held)
 
 
 def _is_int(value: object) -> bool:

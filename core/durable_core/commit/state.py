@@ -56,6 +56,11 @@ class CheckpointInfo:
         return self.state is CheckpointState.COMMITTED
 
     @property
+    def held(self) -> bool:
+        """Committed, perhaps corrupt, and not retired: its objects are still there."""
+        return self.state in (CheckpointState.COMMITTED, CheckpointState.CORRUPT)
+
+    @property
     def was_committed(self) -> bool:
         return self.seq >= 0
 

@@ -27,11 +27,10 @@ from durable_core.session.status import Board
 from durable_core.session.stores import Stores
 from durable_core.session.world import World
 from durable_core.tier.limit import RateLimit
-from durable_core.types import CheckpointState, Token
+from durable_core.types import Token
 
 #: What a copy may fail with; it is tried again with the next checkpoint.
 _FAILED = (CommitAborted, CorruptError, LostSlot, NotFoundError, TierError)
-_HELD = (CheckpointState.COMMITTED, CheckpointState.CORRUPT)
 
 
 class Copier:
@@ -136,7 +135,7 @@ class Copier:
         sweep_place(self._performer, self._stores.landing.tier, view)
 
     def _promote(self, view: View, keys: tuple[str, ...]) -> Promoted:
-        held = {info.c: info for info in view.state.checkpoints.values() if info.state in _HELD}
+        held = {info.c: info for info in view.state.checkpoints.values() if info.held}
         self._manifests = {each: manifest for each, manifest in self._manifests.items() if each in held}
         inventory = Inventory(self._readable(held.values()))
         places = self._stores.places

@@ -15,9 +15,6 @@ from durable_core.engine.transfer import Inventory
 from durable_core.engine.writer import Work
 from durable_core.session.status import Board
 from durable_core.session.stores import Stores
-from durable_core.types import CheckpointState
-
-_HELD = (CheckpointState.COMMITTED, CheckpointState.CORRUPT)
 
 
 def damaged(faults: Iterable[Fault], home: str) -> tuple[Fault, ...]:
@@ -36,7 +33,7 @@ def repairing(
     def work(view: View) -> View:
         try:
             view = performer.run(replay(view))
-            held = [info for info in view.state.checkpoints.values() if info.state in _HELD]
+            held = [info for info in view.state.checkpoints.values() if info.held]
             inventory = Inventory(
                 restore.read_manifest(performer.tier, info.manifest, info.manifest_digest) for info in held
             )
