@@ -68,7 +68,7 @@ class Sight:
         ``seal.body["adopted"]`` is set by whoever seals a copy: the generation that it is a copy of.
         """
         digest = {f"{info.slice.key}{list(info.slice.offsets)}": info.xxh3 for info in seal.infos}
-        whole = {"slices": digest, "documents": seal.body.get("documents")}
+        whole = {"slices": digest, "body": dict(seal.body)}  # by name: a slot has an order of its own
         return cls(
             run_id=seal.run_id,
             generation=seal.generation,

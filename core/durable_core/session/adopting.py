@@ -20,7 +20,7 @@ from durable_core.engine.performer import Performer
 from durable_core.engine.sealing import Distant
 from durable_core.engine.staged import StagedShard
 from durable_core.errors import CorruptError, ObjectNotFoundError, TierError, UsageError
-from durable_core.format import digests, ledger, seal
+from durable_core.format import ledger
 from durable_core.format.seal import Seal
 from durable_core.session.opening import RestorePoint
 from durable_core.session.status import Board
@@ -197,23 +197,7 @@ class Adopter:
 
 def sight(sealed: Seal, source: str) -> Sight:
     """What a snapshot says of itself, small enough to be sent around."""
-    # A slot has its tensors in an order of its own: the same snapshot in memory and at a peer is one.
-    infos = tuple(sorted(sealed.infos, key=lambda info: (info.slice.key, info.slice.offsets)))
-    alike = replace(sealed, infos=infos, head=None, after=None, ledger=b"")
-    content = digests.sha256(seal.encode_seal(alike))
-    return Sight(
-        run_id=sealed.run_id,
-        generation=sealed.generation,
-        launch_id=sealed.launch_id,
-        role=sealed.role,
-        roles=sealed.roles,
-        step=sealed.step,
-        head=sealed.head,
-        after=sealed.after,
-        content=content,
-        adopted=sealed.body.get("adopted"),
-        source=source,
-    )
+    return Sight.of(sealed, alike=lambda key: False, source=source)
 
 
 def _sight_of(row: dict[str, Any]) -> Sight:
