@@ -1,0 +1,89 @@
+"""L3. The logical plane beyond a pure order: which samples make up global batch k, as a small state machine.
+
+An ``Order`` answers for any position without memory. A mixture, a packer or a bounded shuffle buffer
+has a little: counts, a residue, a buffer of ids. A ``Sequence`` is a *pure* function from that state to
+(batch, state after it): the state travels with the batch, so that fetching ahead costs nothing in
+exactness. No record is read to compute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from durable_core.data.order import Ids, Order
+
+State = dict[str, Any]
+"""JSON-able and small (the order of a kilobyte)."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One *global* batch: the same on every replica.
+
+    ``ids``: int64 [pieces], in the dataset's id space. ``epochs``: int64 [pieces], what keys the
+    randomness of a sample: the epoch of its source, or the ordinal of the draw with replacement.
+    ``begins``/``ends``: int64 [pieces], token ranges; None for whole records. ``packs``: int64
+    [samples + 1], pieces of sample j are ``packs[j]:packs[j + 1]``; None for one piece a sample.
+    """
+
+    ids: Ids
+    epochs: Ids
+    begins: Ids | None = None
+    ends: Ids | None = None
+    packs: Ids | None = None
+
+    def __len__(self) -> int:
+        """Samples (rows), not pieces."""
+        return len(self.ids) if self.packs is None else len(self.packs) - 1
+
+
+class Sequence(Protocol):
+    """Global batches in logical order. ``take`` is pure: same arguments, same answer, for ever."""
+
+    @property
+    def name(self) -> str:
+        """The versioned name; two sequences with one name agree for ever."""
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """JSON: what an audit needs to compute it again, ``{"name": …, …}``."""
+
+    @property
+    def carries(self) -> bool:
+        """Whether an epoch begins from the state in which the one before it ended."""
+
+    def batches(self, global_batch: int) -> int | None:
+        """Batches in an epoch; None when it is endless or only the end will tell."""
+
+    def start(self, epoch: int, before: State | None = None) -> State:
+        """The state at the beginning of ``epoch``; ``before``: at the end of the one before it."""
+
+    def take(self, state: State, count: int) -> tuple[Batch, State]:
+        """The next ``count`` samples, and the state after them. Fewer: the epoch ends with these."""
+
+
+class OrderedSequence:
+    """Any ``Order`` as a sequence, for packing or as a source of a mixture. State: epoch and position."""
+
+    carries = False
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.name = order.name
+        self.description: Mapping[str, Any] = {"name": order.name, "size": order.size}
+
+    def batches(self, global_batch: int) -> int | None:
+        return -(-self.order.size // global_batch)
+
+    def start(self, epoch: int, before: State | None = None) -> State:
+        return {"epoch": epoch, "position": 0}
+
+    def take(self, state: State, count: int) -> tuple[Batch, State]:
+        epoch, begin = state["epoch"], state["position"]
+        end = min(begin + count, self.order.size)
+        ids = self.order.ids(epoch, begin, end)
+        return Batch(ids, np.full(len(ids), epoch, dtype=np.int64)), {"epoch": epoch, "position": end}
