@@ -144,12 +144,36 @@ class DigestMismatchError(CorruptError):
     """Bytes differ from the digest recorded for them."""
 
 
+class RecordError(CorruptError):
+    """A record of a dataset does not decode. ``key`` names the object, ``ordinal`` the record in it."""
+
+    def __init__(self, key: str, ordinal: int = -1, reason: str = "does not decode", *, hint: str = "") -> None:
+        super().__init__(key, f"record {ordinal}: {reason}", hint=hint)
+        self.ordinal = ordinal
+
+
 class CoverageError(CorruptError):
     """Some tensor is not covered exactly once."""
 
 
+class SkippedRecord(CorruptError):
+    """``dataset[i]`` raises it for a record that its declared policy leaves out: the batch goes on with a
+    sample fewer, and the ledger names the record. Anything else raised there ends the pass."""
+
+
 class JournalBrokenError(CorruptError):
     """The hash chain of the journal does not hold."""
+
+
+class SkippedRecord(DurableError):
+    """A record is left out because the declared policy says so. A loader makes a ledger row of it.
+
+    ``id`` in the dataset, ``object`` and ``ordinal`` in that; ``reason`` says what was wrong.
+    """
+
+    def __init__(self, id: int, object: str, ordinal: int, reason: str) -> None:
+        super().__init__(f"record {id} ({object}: record {ordinal}) is left out by policy: {reason}")
+        self.id, self.object, self.ordinal, self.reason = id, object, ordinal, reason
 
 
 # --- retry ---------------------------------------------------------------------------------

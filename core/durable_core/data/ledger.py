@@ -26,8 +26,9 @@ MAX_FORGOTTEN = 1 << 16  # batches remembered for a caller that never acknowledg
 class Tag:
     """What travels beside a batch: its place, the ids fetched for it, and what is needed to go on after it.
 
-    ``samples`` counts over all replicas; ``last`` says the epoch ends with it; ``state`` is the
-    source's own state after it, for sources that have one.
+    ``samples`` counts over all replicas, as planned: also those left out (``skipped``) by declaration;
+    ``last`` says the epoch ends with it; ``state`` is the source's own state after it, for sources that
+    have one. ``amounts``: the tokens used of each id, where not all were.
     """
 
     epoch: int
@@ -36,13 +37,20 @@ class Tag:
     samples: int
     last: bool = False
     state: Any = None
+    amounts: Ids | None = None
+    flags: RowFlag = RowFlag.NONE
+    skipped: tuple[int, ...] = ()
 
 
 class Ledger:
-    """Queue of batches handed over, rows of batches acknowledged, and the cursor between the two."""
+    """Queue of batches handed over, rows of batches acknowledged, and the cursor between the two.
 
-    def __init__(self, cursor: Cursor, state: Any = None) -> None:
+    ``carries``: the source's state goes on over an epoch's end; if not, every epoch begins with None.
+    """
+
+    def __init__(self, cursor: Cursor, state: Any = None, *, carries: bool = False) -> None:
         self._cursor = cursor
+        self._carries = carries
         self._consumed = cursor.consumed_samples
         self._state = state
         self._handed = self._due = self._floor = (cursor.epoch, cursor.batch)
@@ -62,8 +70,19 @@ class Ledger:
 
     @property
     def state(self) -> Any:
-        """The source's own state at ``cursor``; None at the beginning of an epoch."""
-        return self._state if self._due >= self._floor else None
+        """The source's own state at ``cursor``. At the beginning of an epoch None, unless it carries."""
+        return self._state if self._carries or self._due >= self._floor else None
+
+    @property
+    def opening(self) -> Any:
+        """The source's own state where the pass that opens now begins.
+
+        That is after all that was handed over; but after all that was acknowledged, if the epoch was
+        left early: what was only handed over then was never trained, and is not used up.
+        """
+        if self._leaving or not self._outstanding:
+            return self.state
+        return self._state_after(self._outstanding[-1])
 
     @property
     def outstanding(self) -> int:
@@ -99,7 +118,8 @@ class Ledger:
         if self._outstanding and self._outstanding[-1].epoch == epoch:
             self._outstanding[-1] = dataclasses.replace(self._outstanding[-1], last=True)
         elif self._due == (epoch, batch):
-            self._due, self._state = (epoch + 1, 0), None
+            self._due = (epoch + 1, 0)
+            self._state = self._state if self._carries else None
 
     def hand_over(self, tag: Tag) -> None:
         """Queue a batch. Raises ``OrderError`` if it is not the next one."""
@@ -148,18 +168,25 @@ class Ledger:
             self._add_departure(step)
         self._last_step = step
         flags = RowFlag.NO_UPDATE if no_update else RowFlag.NONE
-        self._rows.append(Row(step, tag.epoch, tag.batch, tag.ids, flags))
+        self._rows.append(Row(step, tag.epoch, tag.batch, tag.ids, tag.flags | flags, tag.amounts))
+        if tag.skipped:
+            left_out = np.array(tag.skipped, dtype=np.int64)
+            self._rows.append(Row(step, tag.epoch, tag.batch, left_out, RowFlag.SKIPPED | flags))
         self._due = _after(tag)
-        self._state = None if tag.last else tag.state
+        self._state = self._state_after(tag)
         self._acknowledged += 1
         self._consumed += tag.samples
+
+    def _state_after(self, tag: Tag) -> Any:
+        return tag.state if self._carries or not tag.last else None
 
     def _settle_departure(self) -> None:
         if self._leaving:
             self._leaving = False
             self._outstanding.clear()
             if self._due < self._floor:
-                self._abandoned, self._due, self._state = self._due, self._floor, None
+                self._abandoned, self._due = self._due, self._floor
+                self._state = self._state if self._carries else None
 
     def _declare_departure(self) -> None:
         """An epoch was left and no batch has followed yet; at the end of a run none will.

@@ -32,6 +32,8 @@ class RowFlag(enum.IntFlag):
     NONE = 0
     NO_UPDATE = 1  # consumed, but the optimizer step was skipped (non-finite gradients, say)
     ABANDONED = 2  # no batch: the trainer left the epoch before this one, on purpose
+    SKIPPED = 4  # no batch: records of this one that were left out by declaration (they did not decode)
+    PADDED = 8  # the batch was filled up with masked samples, by declaration; those are not in ``ids``
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Row:
     """One batch that a committed step consumed.
 
     ``step`` is the optimizer step it went into (several batches under accumulation), ``epoch`` and
-    ``batch`` its place in the data, ``ids`` (int64, shape [samples]) the samples in order.
+    ``batch`` its place in the data, ``ids`` (int64, shape [pieces]) the records in order: one for each
+    sample, or several where samples are packed. ``amounts`` (int64, shape [pieces], not negative): the
+    tokens of each that were used; None where whole records were.
     """
 
     step: int
@@ -47,6 +51,7 @@ class Row:
     batch: int
     ids: Ids
     flags: RowFlag = RowFlag.NONE
+    amounts: Ids | None = None
 
     @property
     def no_update(self) -> bool:
@@ -56,9 +61,16 @@ class Row:
     def abandoned(self) -> bool:
         return bool(self.flags & RowFlag.ABANDONED)
 
+    @property
+    def skipped(self) -> bool:
+        return bool(self.flags & RowFlag.SKIPPED)
+
 
 def encode_segment(rows: Sequence[Row]) -> bytes:
-    """One safetensors object of I64 columns (one value a row, ``count`` ids each) and ``ids`` [samples]."""
+    """One safetensors object of I64 columns (one value a row, ``count`` ids each) and ``ids`` [pieces].
+
+    ``amounts`` [pieces] is there only if a row has any; -1 stands for rows that have none.
+    """
     arrays: dict[str, npt.NDArray[np.int64]] = {
         "step": _column([row.step for row in rows]),
         "epoch": _column([row.epoch for row in rows]),
@@ -67,6 +79,8 @@ def encode_segment(rows: Sequence[Row]) -> bytes:
         "count": _column([len(row.ids) for row in rows]),
         "ids": np.concatenate([_ids(row) for row in rows]) if rows else _column([]),
     }
+    if any(row.amounts is not None for row in rows):
+        arrays["amounts"] = np.concatenate([_amounts(row) for row in rows])
     header, begins = shard.layout([(name, "I64", a.shape, a.nbytes) for name, a in arrays.items()], align=64)
     sizes = [array.nbytes for array in arrays.values()]
     parts = [array.tobytes() for array in arrays.values()]
@@ -76,7 +90,7 @@ def encode_segment(rows: Sequence[Row]) -> bytes:
 def decode_segment(data: bytes, *, key: str) -> tuple[Row, ...]:
     """The rows of a segment; ``FormatError`` naming ``key`` for anything else."""
     entries = {entry.name: entry for entry in shard.parse_header(data, len(data), key=key)}
-    if set(entries) != {*_COLUMNS, "ids"}:
+    if set(entries) - {"amounts"} != {*_COLUMNS, "ids"}:
         raise FormatError(key, f"columns {sorted(entries)}")
     arrays: dict[str, Ids] = {}
     for name, entry in entries.items():
@@ -89,10 +103,27 @@ def decode_segment(data: bytes, *, key: str) -> tuple[Row, ...]:
     counts = arrays["count"].tolist()
     if sum(counts) != len(arrays["ids"]):
         raise FormatError(key, f"{len(arrays['ids'])} ids for rows of {sum(counts)}")
-    ends = np.cumsum(arrays["count"])
-    ids = np.split(arrays["ids"], ends[:-1]) if counts else []
-    plain = zip(*(arrays[name].tolist() for name in ("step", "epoch", "batch", "flags")), ids, strict=True)
-    return tuple(Row(step, epoch, batch, part, RowFlag(flags)) for step, epoch, batch, flags, part in plain)
+    ends = np.cumsum(arrays["count"])[:-1]
+    ids = np.split(arrays["ids"], ends) if counts else []
+    amounts = _split_amounts(arrays, ends, key) if counts and "amounts" in arrays else [None] * len(counts)
+    plain = (arrays[name].tolist() for name in ("step", "epoch", "batch", "flags"))
+    return tuple(
+        Row(step, epoch, batch, part, RowFlag(flags), amount)
+        for step, epoch, batch, flags, part, amount in zip(*plain, ids, amounts, strict=True)
+    )
+
+
+def _split_amounts(arrays: Mapping[str, Ids], ends: Ids, key: str) -> list[Ids | None]:
+    """One array a row; None where it has none, or no ids to have amounts of."""
+    if len(arrays["amounts"]) != len(arrays["ids"]):
+        raise FormatError(key, f"{len(arrays['amounts'])} amounts for {len(arrays['ids'])} ids")
+    found: list[Ids | None] = []
+    for part in np.split(arrays["amounts"], ends):
+        absent = part == -1
+        if (part < -1).any() or absent.any() != absent.all():
+            raise FormatError(key, "negative amounts, or a row with amounts for some of its ids")
+        found.append(None if absent.all() else part)
+    return found
 
 
 @dataclass(frozen=True)
@@ -157,7 +188,20 @@ def _column(values: Sequence[int]) -> Ids:
 
 
 def _ids(row: Row) -> Ids:
-    ids = np.asarray(row.ids)
-    if ids.ndim != 1 or (ids.size and not np.can_cast(ids.dtype, _I64)):
-        raise UsageError(f"batch {row.batch}: ids are {ids.dtype} {ids.shape}", hint="int64 [samples]")
-    return ids.astype(_I64)
+    return _vector(row, "ids", row.ids)
+
+
+def _amounts(row: Row) -> Ids:
+    if row.amounts is None:
+        return np.full(len(row.ids), -1, _I64)
+    amounts = _vector(row, "amounts", row.amounts)
+    if len(amounts) != len(row.ids) or (amounts < 0).any():
+        raise UsageError(f"batch {row.batch}: {len(amounts)} amounts for {len(row.ids)} ids, or negative ones")
+    return amounts
+
+
+def _vector(row: Row, name: str, values: Ids) -> Ids:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and not np.can_cast(array.dtype, _I64)):
+        raise UsageError(f"batch {row.batch}: {name} are {array.dtype} {array.shape}", hint="int64 [pieces]")
+    return array.astype(_I64)
