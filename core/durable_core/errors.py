@@ -221,6 +221,22 @@ class RecordRefused(DurableError):
     """The record would be void: the run's state is not as it needs. Nothing was written."""
 
 
+# --- data ----------------------------------------------------------------------------------
+
+
+class DataUnavailableError(DurableError):
+    """A data object could not be read in the attempts and the time allowed. ``key`` names it."""
+
+    def __init__(self, key: str, reason: str, *, hint: str = "") -> None:
+        super().__init__(f"{key}: {reason}", hint=hint)
+        self.key = key
+        self.reason = reason
+
+
+class CacheFullError(DurableError):
+    """The data cache has no room that is not in use; the message has the numbers. Nothing was removed."""
+
+
 # --- a person decides ----------------------------------------------------------------------
 
 

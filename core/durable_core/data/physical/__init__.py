@@ -1,0 +1,1 @@
+"""L3. The physical plane: reads, retries, queues. It may change how long things take, never what comes."""
