@@ -10,91 +10,15 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-from durable_core.errors import (
-    FormatError,
-    SpecMismatchError,
-    UnknownVersionError,
-    UnsupportedError,
-    UsageError,
-)
+from durable_core.data.layout import REMAINDERS as REMAINDERS
+from durable_core.data.layout import Layout as Layout
+from durable_core.data.layout import Remainder as Remainder
+from durable_core.errors import FormatError, SpecMismatchError, UnknownVersionError, UsageError
 
-Remainder = Literal["drop", "short", "wrap"]
-REMAINDERS: tuple[Remainder, ...] = ("drop", "short", "wrap")
 VERSION = 1
 MAX_TEXT = 256  # characters of an id or a name: keeps every cursor under 1 KiB
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How an epoch of ``size`` positions is cut into global batches; a batch never straddles epochs.
-
-    ``remainder`` says what becomes of the last ``size % global_batch`` positions: ``drop`` leaves
-    them out, ``short`` makes a smaller last batch, ``wrap`` fills the last batch up with the first
-    positions of the same epoch (those samples are then seen twice in it, by declaration).
-    """
-
-    size: int
-    global_batch: int
-    remainder: Remainder
-
-    def __post_init__(self) -> None:
-        if self.size < 1 or self.global_batch < 1:
-            raise UsageError(f"size {self.size} and global batch {self.global_batch} must be at least 1")
-        if self.remainder not in REMAINDERS:
-            raise UsageError(f"remainder {self.remainder!r} is not one of {', '.join(REMAINDERS)}")
-        if self.remainder == "wrap" and self.global_batch > 2 * self.size:
-            raise UsageError(
-                f"a batch of {self.global_batch} would hold each of {self.size} samples more than twice",
-                hint="lower batch_size",
-            )
-        if self.batches == 0:
-            raise UsageError(
-                f"{self.size} samples do not fill one global batch of {self.global_batch}, and the "
-                "remainder is dropped: an epoch would be empty",
-                hint="lower batch_size or keep the last batch (drop_last=False)",
-            )
-
-    @property
-    def batches(self) -> int:
-        """Global batches in one epoch."""
-        if self.remainder == "drop":
-            return self.size // self.global_batch
-        return -(-self.size // self.global_batch)
-
-    @property
-    def tail(self) -> int:
-        """Samples in the last global batch of an epoch."""
-        last = self.interval(self.batches - 1)
-        return last[1] - last[0]
-
-    def interval(self, batch: int) -> tuple[int, int]:
-        """Positions [start, stop) of a global batch; under ``wrap`` stop may exceed ``size``."""
-        if not 0 <= batch < self.batches:
-            raise UsageError(f"batch {batch} is outside [0, {self.batches})")
-        start = batch * self.global_batch
-        stop = start + self.global_batch
-        return start, min(stop, self.size) if self.remainder == "short" else stop
-
-    def share(self, batch: int, replica: int, replicas: int) -> tuple[int, int]:
-        """The contiguous part of a global batch that one replica takes; the parts differ by at most one."""
-        start, stop = self.interval(batch)
-        count = stop - start
-        return start + count * replica // replicas, start + count * (replica + 1) // replicas
-
-    def check_shares(self, replicas: int) -> None:
-        """Raise ``UnsupportedError`` unless every batch can be shared evenly by that many replicas."""
-        for count in (self.global_batch, self.tail):
-            if count % replicas:
-                raise UnsupportedError(
-                    f"a batch of {count} samples cannot be shared evenly by {replicas} replicas",
-                    hint='use drop_last=True, or remainder="wrap" to fill it with samples seen twice',
-                )
-
-    def position(self, step: int) -> tuple[int, int]:
-        """(epoch, next batch in it) after ``step`` batches from the very beginning; both from 0."""
-        return divmod(step, self.batches)
 
 
 @dataclass(frozen=True)
