@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from durable_core.data.order.base import Order
 from durable_core.data.order.blocks import BLOCK_PERMUTATION, DEFAULT_WINDOW, BlockPermutation, Blocks, Sizes
@@ -55,15 +55,31 @@ def order_from(description: Mapping[str, Any], *, seed: int, blocks: Sizes | Blo
     ``blocks`` is needed for a description too long to hold them (``description["blocks"]`` is None).
     Raises ``FormatError`` for what is not a description; else as ``make_order``.
     """
+    given = read_description(description)
+    return make_order(
+        given.name, given.size, dataset_id=given.dataset_id, seed=seed, source=given.source,
+        blocks=blocks if given.blocks is None else given.blocks,
+    )  # fmt: skip
+
+
+class Description(NamedTuple):
+    """What an order or ``buffered_v1`` says of itself; ``blocks`` is None when they were too many to say."""
+
+    name: str
+    size: int
+    dataset_id: str
+    source: str
+    blocks: Blocks | None
+
+
+def read_description(value: Mapping[str, Any]) -> Description:
     try:
-        name, size = description["name"], description["size"]
-        context = {field: description.get(field, "") for field in ("dataset_id", "source")}
-        runs = description.get("blocks")
-        if runs is not None:
-            blocks = Blocks.from_runs(runs)
-    except (KeyError, TypeError, ValueError) as error:
-        raise FormatError("order", f"{description!r:.200}: {error}") from error
-    return make_order(name, size, **context, seed=seed, blocks=blocks)
+        runs = value.get("blocks")
+        blocks = None if runs is None else Blocks.from_runs(runs)
+        context = str(value.get("dataset_id", "")), str(value.get("source", ""))
+        return Description(str(value["name"]), int(value["size"]), *context, blocks)
+    except (AttributeError, KeyError, TypeError, ValueError, UsageError) as error:
+        raise FormatError("order", f"not a description: {value!r:.200}: {error}") from error
 
 
 def needed_blocks(name: str, size: int, blocks: Sizes | Blocks | None) -> Blocks:
