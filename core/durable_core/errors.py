@@ -147,7 +147,7 @@ class DigestMismatchError(CorruptError):
 class RecordError(CorruptError):
     """A record of a dataset does not decode. ``key`` names the object, ``ordinal`` the record in it."""
 
-    def __init__(self, key: str, ordinal: int = -1, reason: str = "does not decode", *, hint: str = "") -> None:
+    def __init__(self, key: str, ordinal: int, reason: str, *, hint: str = "") -> None:
         super().__init__(key, f"record {ordinal}: {reason}", hint=hint)
         self.ordinal = ordinal
 
@@ -235,6 +235,18 @@ class DataUnavailableError(DurableError):
 
 class CacheFullError(DurableError):
     """The data cache has no room that is not in use; the message has the numbers. Nothing was removed."""
+
+
+class ExhaustedError(UsageError):
+    """A source of a mixture has no more records, and the declared policy is to say so."""
+
+    def __init__(self, source: str, size: int, *, batch: int) -> None:
+        super().__init__(
+            f"source {source!r} ran out of its {size} records in global batch {batch}",
+            hint="exhaustion='repeat', 'renormalize' or 'stop' goes on or ends cleanly",
+        )
+        self.source = source
+        self.size = size
 
 
 # --- a person decides ----------------------------------------------------------------------

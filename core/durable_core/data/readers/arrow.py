@@ -1,0 +1,87 @@
+"""L3. Arrow IPC through pyarrow: files, and the streams that Hugging Face ``datasets`` writes.
+
+A local object is mapped: nothing is decoded or copied before a record is taken. (A mapped file must not be
+truncated while it is read: the operating system answers with SIGBUS. Objects are immutable.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from durable_core.data.readers.base import DECODE_ERRORS, File, Held, ObjectIndex, ObjectReader, Record
+from durable_core.data.readers.lines import duplicate
+from durable_core.data.readers.registry import Format
+from durable_core.data.readers.rows import Rows, check_facts, chosen, lengths_of, schema_text
+from durable_core.errors import FormatError
+
+_MAGIC = b"ARROW1"
+
+
+def index(
+    file: File, how: Format, *, companion: File | None, tokens: str | None, key: str | None
+) -> ObjectIndex:
+    schema, batches = _batches(file)
+    check_facts(file.name, schema, how, tokens, key)
+    records = sum(batch.num_rows for batch in batches)
+    lengths = None
+    if tokens is not None:
+        lengths = np.concatenate([np.zeros(0, np.int64), *(lengths_of(b.column(tokens)) for b in batches)])
+    keys = None
+    if key is not None:
+        keys = tuple(str(value) for batch in batches for value in batch.column(key).to_pylist())
+        if len(set(keys)) != records:
+            raise duplicate(file.name, keys)
+    rule = "ordinal" if key is None else f"key:{key}"
+    return ObjectIndex(records, lengths, rule, schema_text(schema), keys)
+
+
+def reader(
+    file: File,
+    how: Format,
+    index: ObjectIndex,
+    *,
+    columns: Sequence[str] | None,
+    companion: File | None,
+    held: Held,
+) -> ObjectReader:
+    return ArrowReader(file, columns)
+
+
+class ArrowReader(ObjectReader):
+    """Batches of a mapped file cost their metadata; those of a remote or compressed one are held whole."""
+
+    def __init__(self, file: File, columns: Sequence[str] | None) -> None:
+        schema, batches = _batches(file)
+        names = chosen(file.name, schema, columns)
+        self._begins = np.concatenate(([0], np.cumsum([b.num_rows for b in batches], dtype=np.int64)))
+        super().__init__(file.name, int(self._begins[-1]))
+        self._rows = [Rows(batch.select(names)) for batch in batches]
+
+    def _record(self, ordinal: int) -> Record:
+        batch = int(np.searchsorted(self._begins, ordinal, side="right")) - 1
+        return self._rows[batch].record(ordinal - int(self._begins[batch]))
+
+    def close(self) -> None:
+        self._rows = []
+
+
+def _batches(file: File) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    try:
+        source: Any = (
+            pa.memory_map(file.path) if file.path is not None else pa.PythonFile(file.open(), mode="r")
+        )
+        head = source.read(len(_MAGIC))
+        source.seek(0)
+        if head == _MAGIC:
+            reader = pa.ipc.open_file(source)
+            return reader.schema, [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        stream = pa.ipc.open_stream(source)
+        return stream.schema, list(stream)
+    except (*DECODE_ERRORS, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise FormatError(file.name, f"not readable as Arrow IPC: {error}") from error
