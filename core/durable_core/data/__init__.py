@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from durable_core.data.order import FullPermutation as FullPermutation
     from durable_core.data.order import Order as Order
     from durable_core.data.order import Sequential as Sequential
+    from durable_core.data.rng import SampleRng as SampleRng
+    from durable_core.data.rng import sample_rng as sample_rng
     from durable_core.data.sampler import DurableSampler as DurableSampler
 
 _HOME = {
@@ -25,6 +27,8 @@ _HOME = {
     "Order": "order",
     "Sequential": "order",
     "DurableSampler": "sampler",
+    "SampleRng": "rng",
+    "sample_rng": "rng",
 }
 __all__ = sorted(_HOME)
 
