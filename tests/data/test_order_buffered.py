@@ -6,7 +6,10 @@ import json
 from typing import Any
 
 import numpy as np
+import order_oracles
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from durable_core.data.order import MAX_SIZE
 from durable_core.data.order.blocks import MAX_RUNS
@@ -47,6 +50,18 @@ def test_golden_vectors_never_change(where: tuple[int, int], ids: list[int]) -> 
     epoch, buffer = where
     sequence = made(buffer=buffer, seed=7, dataset_id="golden")
     assert sequence.take(sequence.start(epoch), 12)[0].ids.tolist() == ids
+
+
+@given(
+    blocks=st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any),
+    buffer=st.integers(1, 80),
+    seed=st.integers(0, 2**64 - 1),
+)
+@settings(max_examples=100, deadline=None)
+def test_the_scalar_twin_agrees(blocks: list[int], buffer: int, seed: int) -> None:
+    sequence = made(blocks, buffer, seed)
+    ids = sequence.take(sequence.start(3), 100)[0].ids.tolist()
+    assert ids == order_oracles.buffered(blocks, 3, buffer=buffer, dataset_id="d", seed=seed)
 
 
 @pytest.mark.parametrize("buffer", [1, 2, 10, SIZE - 1, SIZE, SIZE + 50])
