@@ -28,6 +28,8 @@ from durable_core.errors import UsageError
 
 VERSION = "sample_rng_v1"
 _SEEDS = struct.Struct("<QQI")
+_PLACE = struct.Struct("<QQ")
+MAX_HASHERS = 64  # a mixture is in many epochs at once
 
 
 class Generator(Protocol):
@@ -53,8 +55,10 @@ class SampleSeeds:
 
     def __init__(self, *, dataset_id: str, seed: int, transform_version: str = "") -> None:
         self._context = (VERSION, dataset_id, seed, transform_version)
-        self._epoch = -1
-        self._key = b""
+        self._hashers: dict[tuple[int, bytes], Any] = {}  # with the key taken in, which is half of the work
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_hashers": {}}
 
     def sample(self, epoch: int, sample: int) -> Seeds:
         """For ``dataset[sample]``."""
@@ -81,12 +85,18 @@ class SampleSeeds:
         return self._derive(epoch, b"stream-collate", worker, ordinal)
 
     def _derive(self, epoch: int, person: bytes, first: int, second: int) -> Seeds:
-        if epoch != self._epoch:
-            self._key = hash_fields(*self._context, epoch)
-            self._epoch = epoch
-        message = first.to_bytes(8, "little") + second.to_bytes(8, "little")
-        digest = hashlib.blake2b(message, key=self._key, person=person, digest_size=_SEEDS.size).digest()
-        return Seeds(*_SEEDS.unpack(digest))
+        hasher = self._hashers.get((epoch, person))
+        hasher = (self._hasher(epoch, person) if hasher is None else hasher).copy()
+        hasher.update(_PLACE.pack(first, second))
+        return Seeds._make(_SEEDS.unpack(hasher.digest()))
+
+    def _hasher(self, epoch: int, person: bytes) -> Any:
+        if len(self._hashers) >= MAX_HASHERS:
+            self._hashers.clear()
+        key = hash_fields(*self._context, epoch)
+        hasher = hashlib.blake2b(key=key, person=person, digest_size=_SEEDS.size)
+        self._hashers[epoch, person] = hasher
+        return hasher
 
 
 def seed_streams(seeds: Seeds, generator: Generator) -> None:
@@ -134,7 +144,8 @@ class SampleRng:
         self._left = _NOTHING
         self._count = 0
         self._seeds = Seeds(0, 0, 0)
-        self._seeded: dict[str, int] = {}
+        self._at = -1  # what was left when a generator was last asked for
+        self._used = 0  # which were, since
 
     def follow(self, derive: Derive | None, left: Iterator[Any] = _NOTHING, count: int = 1) -> None:
         """A new batch: ``derive`` gives the seeds of its ``count`` places, ``left`` goes through them.
@@ -143,40 +154,40 @@ class SampleRng:
         None: nothing is being fetched.
         """
         self._derive, self._left, self._count = derive, left, count
-        self._seeded.clear()
+        self._at = -1
 
     @property
     def python(self) -> random.Random:
         """With all its methods; the words are Philox's, not the Mersenne twister's."""
-        if self._due("python"):
+        if self._due(1):
             self._python.begin(self._seeds)
         return self._python
 
     @property
     def numpy(self) -> np.random.Generator:
         """A ``Generator`` over ``Philox``."""
-        if self._due("numpy"):
+        if self._due(2):
             self._numpy.begin(self._seeds)
         return self._numpy.generator
 
     @property
     def torch(self) -> Any:
         """A CPU ``torch.Generator``, for ``generator=``; it begins like torch's global one here."""
-        if self._due("torch"):
+        if self._due(4):
             self._torch.manual_seed(self._seeds.torch)
         return self._torch
 
-    def _due(self, name: str) -> bool:
-        """Whether ``name`` has still to be seeded for the sample being fetched."""
+    def _due(self, generator: int) -> bool:
+        """Whether ``generator`` has still to be seeded for the sample being fetched."""
         if self._derive is None:
             raise _nothing_fetched()
-        place = self._count - operator.length_hint(self._left) - 1
-        if self._seeded.get(name) == place:
+        left = operator.length_hint(self._left)
+        if left != self._at:
+            self._at, self._used = left, 0
+            self._seeds = self._derive(self._count - left - 1)
+        elif self._used & generator:
             return False
-        if self._seeded.get("seeds") != place:
-            self._seeds = self._derive(place)
-            self._seeded["seeds"] = place
-        self._seeded[name] = place
+        self._used |= generator
         return True
 
 

@@ -102,12 +102,14 @@ class TorchStream:
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
+        self._bytes = ctypes.c_ubyte * generator.get_state().nbytes
 
     def seed(self, seeds: Seeds) -> None:
         self._generator.manual_seed(seeds.torch)
 
     def peek(self) -> object:
-        return self._generator.get_state().numpy().tobytes()
+        state = self._generator.get_state()
+        return bytes(self._bytes.from_address(state.data_ptr()))
 
     def save(self) -> Any:
         return self._generator.get_state()
