@@ -1,0 +1,322 @@
+"""L3. A mixture as a ``Sequence``: sources are chosen for a whole batch, then drawn from in bulk.
+
+The state (JSON):
+
+===========  =====================================================================================
+``epoch``    of the mixture; ``left``: samples left in it, with ``epoch_size``
+``batch``    global batches taken since the run began: what weight changes are stamped with
+``version``  weight changes, removals and returns so far
+``stage``    entries of the declared weight schedule in force
+``draws``    per source, since the run began; ``units``: tokens, where those are weighed
+``debts``    per source, target minus actual, over the denominator of the weights in force
+``lanes``    per source, where its own order stands
+``limit``    what no |debt| exceeds while those weights hold (quotas)
+``weights``  in force instead of the declared ones, after an update; ``pending``: updates to come
+``gone``     [source, batch, debt dropped, its denominator] of sources removed when they ran out
+===========  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from durable_core.data.mixture import categorical, quota
+from durable_core.data.mixture.lanes import Lane, Place, RepeatingLane
+from durable_core.data.mixture.merge import joined, reordered
+from durable_core.data.mixture.policy import (
+    NAMES,
+    Policy,
+    Weight,
+    Weights,
+    carry,
+    exact_weights,
+    settle,
+)
+from durable_core.data.mixture.tokens import Lookahead, Tokens
+from durable_core.data.order import Ids
+from durable_core.data.order.arithmetic import derive_keys
+from durable_core.data.sequence import Batch, State
+from durable_core.errors import ExhaustedError, OrderError, UsageError
+
+
+class MixedSequence:
+    """The draws of a mixture, in global batches. Pure; see the module for its state.
+
+    ``lanes``: one per source. ``tokens``: one per source for the units token and loss_token, else None.
+    """
+
+    carries = True
+
+    def __init__(
+        self,
+        policy: Policy,
+        lanes: Ordered[Lane],
+        *,
+        dataset_id: str,
+        seed: int,
+        tokens: Ordered[Tokens] | None = None,
+    ) -> None:
+        self.policy, self.name = policy, NAMES[policy.schedule]
+        self.description: Mapping[str, Any] = {
+            **policy.to_json(),
+            "dataset_id": dataset_id,
+            "lanes": [lane.description for lane in lanes],
+        }
+        repeats = policy.exhaustion == "repeat"
+        self._lanes = [
+            RepeatingLane(lane, source.name) if repeats and not lane.endless else lane
+            for lane, source in zip(lanes, policy.sources, strict=True)
+        ]
+        self._passes = [lane.size for lane in lanes]
+        self._dataset_id, self._seed, self._tokens = dataset_id, seed, tokens
+        self._longest = None if tokens is None else max(lengths.longest for lengths in tokens)
+        sizes = [source.size for source in policy.sources]
+        self._bases = [sum(sizes[:i]) for i in range(len(sizes))]
+
+    # --- the Sequence ---------------------------------------------------------------------
+
+    def batches(self, global_batch: int) -> int | None:
+        """Known with ``epoch_size`` where no source runs out, and where each is drawn to its end once."""
+        policy = self.policy
+        if policy.epoch_size is not None:
+            runs_out = policy.exhaustion in ("stop", "renormalize")
+            return None if runs_out else -(-policy.epoch_size // global_batch)
+        sizes = [size for size in self._passes if size is not None]
+        if policy.exhaustion != "renormalize" or policy.changes or len(sizes) < len(self._passes):
+            return None
+        return -(-sum(sizes) // global_batch)
+
+    def start(self, epoch: int, before: State | None = None) -> State:
+        """Counts, debts and the places in each source go on from ``before``.
+
+        Under ``stop`` a source that had run out begins its next pass; under ``renormalize`` all do, and are
+        back with no debts (with ``epoch_size``, once the last of them has run out). Raises ``UsageError`` for
+        a later epoch without the state at the end of the one before it.
+        """
+        if before is not None:
+            state = self._reopened(before)
+        elif epoch == 0:
+            state = self._fresh()
+        else:
+            raise UsageError(
+                f"epoch {epoch} of a mixture begins from the state at the end of epoch {epoch - 1}"
+            )
+        if self.policy.epoch_size is not None:
+            state["left"] = self.policy.epoch_size
+        state["epoch"] = epoch
+        return state
+
+    def take(self, state: State, count: int) -> tuple[Batch, State]:
+        """Raises ``ExhaustedError`` when a source runs out under the policy ``error``."""
+        state = self._in_force(state)
+        count = min(count, state.get("left", count))
+        parts: list[Batch] = []
+        while count and any(self.policy.weights_at(state)):
+            part, state, empty = self._draw(state, count)
+            if len(part):
+                parts.append(part)
+                count -= len(part)
+            if empty is not None:
+                if self.policy.exhaustion == "stop":
+                    break
+                state = self._without(state, empty)
+        if not parts:
+            return _NOTHING, state
+        batch = joined(parts)
+        state = {**state, "batch": state["batch"] + 1}
+        if "left" in state:
+            state["left"] -= len(batch)
+        return batch, state
+
+    # --- beside it ------------------------------------------------------------------------
+
+    def at_batch(self, state: State, batch: int) -> State:
+        """For a sequence around this one, whose batches are the global ones: the one being filled."""
+        return {**state, "batch": batch}
+
+    def with_update(self, state: State, at_batch: int, weights: Mapping[str, Weight]) -> State:
+        """``weights`` from global batch ``at_batch`` on, until a later update or declared change.
+
+        To be called on the state at a *committed* step only, with an ``at_batch`` beyond what has been
+        fetched ahead of that step (the caller declares the lead). A restart then finds the update in its
+        checkpoint, or comes from before it and makes it again.
+
+        Raises ``OrderError`` when that batch is taken or has its update; ``UsageError`` for bad weights.
+        """
+        pending = state.get("pending", [])
+        last = max([state["batch"] - 1, *(at for at, _ in pending)])
+        if at_batch <= last:
+            raise OrderError(
+                f"weights from global batch {at_batch} are too late: batch {last} is taken or has its update",
+                hint="declare a lead of more batches than are fetched ahead",
+            )
+        exact = exact_weights(self.policy.names, weights)
+        if self.policy.exhaustion == "renormalize" and not all(exact):
+            raise UsageError(
+                "under exhaustion='renormalize' each source is drawn to its end: no weight may be 0"
+            )
+        return {**state, "pending": [*pending, [at_batch, list(exact)]]}
+
+    # --- drawing --------------------------------------------------------------------------
+
+    def _draw(self, state: State, count: int) -> tuple[Batch, State, int | None]:
+        """Up to ``count`` draws, the state after them, and the source that had none left for the next."""
+        weights = self.policy.weights_at(state)
+        picks = self._choose(state, weights, count)
+        taken = self._serve(state, picks)
+        cuts = [
+            int(np.flatnonzero(picks == source)[len(batch)])
+            for source, batch, _ in taken
+            if len(batch) < np.count_nonzero(picks == source)
+        ]
+        empty = None
+        if cuts:
+            empty, picks = int(picks[min(cuts)]), picks[: min(cuts)]
+            taken = self._serve(state, picks)
+        return self._merged(picks, taken), self._after(state, weights, taken), empty
+
+    def _choose(self, state: State, weights: Weights, count: int) -> Ids:
+        """The sources of the next ``count`` draws; fewer where one that runs out is seen, which is last."""
+        if self.policy.schedule == "categorical":
+            keys = derive_keys(self.name, self._dataset_id, self._seed, state["version"])
+            begins = categorical.thresholds(self._odds(weights))
+            return categorical.choose(begins, keys, sum(state["draws"]), count)
+        if self._tokens is None or self._longest is None:
+            picks = quota.choose(weights, state["debts"], quota.draw_rule(weights), count)
+        else:
+            ahead = Lookahead(self._lanes, state["lanes"], self._tokens, weights, count)
+            picks = quota.choose(weights, state["debts"], quota.unit_rule(self._longest), count, ahead)
+        return np.array(picks, dtype=np.int64)
+
+    def _odds(self, weights: Weights) -> Weights:
+        """Weights of the draws: of tokens, each divided by the tokens that a draw has on average."""
+        if self._tokens is None:
+            return weights
+        common = math.lcm(*(tokens.total for tokens in self._tokens))
+        return tuple(
+            weight * source.size * (common // tokens.total)
+            for weight, source, tokens in zip(weights, self.policy.sources, self._tokens, strict=True)
+        )
+
+    def _serve(self, state: State, picks: Ids) -> list[_Taken]:
+        counts = np.bincount(picks, minlength=len(self._lanes)).tolist()
+        return [
+            _Taken(source, *self._lanes[source].take(state["lanes"][source], count))
+            for source, count in enumerate(counts)
+            if count
+        ]
+
+    def _merged(self, picks: Ids, taken: list[_Taken]) -> Batch:
+        """The draws of each source, put where it was picked, in the ids of the mixture."""
+        if not taken:
+            return _NOTHING
+        batch = joined([_moved(part, self._bases[source]) for source, part, _ in taken])
+        rows = np.empty(len(picks), dtype=np.int64)
+        rows[np.argsort(picks, kind="stable")] = np.arange(len(picks))
+        return reordered(batch, rows)
+
+    def _after(self, state: State, weights: Weights, taken: list[_Taken]) -> State:
+        drawn, amounts, lanes = [0] * len(self._lanes), [0] * len(self._lanes), list(state["lanes"])
+        for source, batch, place in taken:
+            drawn[source], lanes[source] = len(batch), place
+            if self._tokens is not None:
+                amounts[source] = int(self._tokens[source].of(batch.ids).sum())
+        after = {
+            **state,
+            "lanes": lanes,
+            "draws": [a + b for a, b in zip(state["draws"], drawn, strict=True)],
+        }
+        if self._tokens is not None:
+            after["units"] = [a + b for a, b in zip(state["units"], amounts, strict=True)]
+        after["debts"] = settle(state["debts"], weights, drawn if self._tokens is None else amounts)
+        return after
+
+    # --- other weights --------------------------------------------------------------------
+
+    def _in_force(self, state: State) -> State:
+        """After every change due at this batch, by the batches they are due at, declared ones first."""
+        due = state["batch"] + 1
+        while True:
+            declared = [at for at, _ in self.policy.changes[state["stage"] :]][:1] or [due]
+            updated = [at for at, _ in state.get("pending", ())][:1] or [due]
+            if min(declared + updated) >= due:
+                return state
+            changed = dict(state)
+            if declared <= updated:
+                changed["stage"] += 1
+                changed.pop("weights", None)
+            else:
+                (_, changed["weights"]), *rest = changed.pop("pending")
+                if rest:
+                    changed["pending"] = rest
+            state = self._rebased(state, changed)
+
+    def _without(self, state: State, source: int) -> State:
+        """``source`` ran out and its weight goes. Raises ``ExhaustedError`` where that is not to happen."""
+        policy = self.policy
+        if policy.exhaustion == "error":
+            raise ExhaustedError(policy.names[source], policy.sources[source].size, batch=state["batch"])
+        record = [source, state["batch"], state["debts"][source], sum(policy.weights_at(state))]
+        return self._rebased(state, {**state, "gone": [*state.get("gone", ()), record]})
+
+    def _rebased(self, before: State, changed: State) -> State:
+        weights = self.policy.weights_at(changed)
+        debts = carry(before["debts"], self.policy.weights_at(before), weights)
+        return self._limited({**changed, "debts": debts, "version": before["version"] + 1})
+
+    def _limited(self, state: State) -> State:
+        """With what no debt exceeds from here on, where anything can be said of it."""
+        weights = self.policy.weights_at(state)
+        if self.policy.schedule == "quota" and any(weights):
+            state["limit"] = quota.limit(state["debts"], weights, self._longest)
+        return state
+
+    # --- epochs ---------------------------------------------------------------------------
+
+    def _fresh(self) -> State:
+        zeros = [0] * len(self._lanes)
+        lanes = [lane.start() for lane in self._lanes]
+        state: State = {"batch": 0, "version": 0, "stage": 0, "draws": zeros, "debts": zeros, "lanes": lanes}
+        if self._tokens is not None:
+            state["units"] = zeros
+        return self._limited(state)
+
+    def _reopened(self, before: State) -> State:
+        """Sources that had run out begin again, where their policy has them do so at an epoch."""
+        policy, places = self.policy, before["lanes"]
+        if policy.exhaustion == "stop":
+            again = [self._spent(i, place) for i, place in enumerate(places)]
+        else:
+            ended = policy.epoch_size is None or not any(policy.weights_at(before))
+            again = [policy.exhaustion == "renormalize" and ended] * len(places)
+        lanes = [
+            lane.again(place) if anew else place
+            for lane, place, anew in zip(self._lanes, places, again, strict=True)
+        ]
+        state = {**before, "lanes": lanes}
+        if policy.exhaustion != "renormalize" or not all(again):
+            return state
+        state.pop("gone", None)
+        state |= {"debts": [0] * len(lanes), "version": before["version"] + 1}
+        return self._limited(state)
+
+    def _spent(self, source: int, place: Place) -> bool:
+        return not len(self._lanes[source].take(place, 1)[0])
+
+
+class _Taken(NamedTuple):
+    source: int
+    batch: Batch
+    place: Place
+
+
+_NOTHING = Batch(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+def _moved(batch: Batch, base: int) -> Batch:
+    return Batch(batch.ids + base, batch.epochs, batch.begins, batch.ends, batch.packs)

@@ -1,0 +1,264 @@
+"""L3. The mixture as a user makes it: a map-style dataset over all its sources, and a policy over them."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Ordered
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from durable_core.data.cursor import identity, length
+from durable_core.data.mixture.lanes import Lane, OrderLane, SequenceLane, UniformLane
+from durable_core.data.mixture.policy import Exhaustion, Policy, Schedule, Source, Unit, Weight, exact_weights
+from durable_core.data.mixture.report import SourceReport, report
+from durable_core.data.mixture.sequence import MixedSequence
+from durable_core.data.mixture.tokens import Tokens
+from durable_core.data.order import FULL_PERMUTATION, Ids, make_order
+from durable_core.data.sequence import OrderedSequence, Sequence
+from durable_core.errors import UnsupportedError, UsageError
+
+Packing = Callable[[Sequence, npt.NDArray[Any]], Sequence]
+"""Makes the packs of a sequence of records, from the tokens of each record, integers [records]."""
+
+UNVERIFIED = "unverified:"
+
+
+class Mixture:
+    """Several datasets drawn in declared ratios, as one map-style dataset and the sequence that reads it.
+
+    Record j of source i is record ``bases[i] + j`` of the mixture. Sources need ``__len__`` and
+    ``__getitem__``; ``dataset_id``, ``lengths``, ``loss_lengths``, ``blocks`` and ``prefetch`` are passed on.
+
+    Args:
+        sources: datasets by name, at least one record each. The order of the names is part of the mixture.
+        weights: by name, relative; exact: floats by their decimal text. 0: not drawn for the time being.
+        schedule: "quota": counts never stray from the target by as much as one draw (``quota_v1``);
+            "categorical": independent draws (``categorical_v1``).
+        unit: what is weighed. A draw is a "sample", a "document" (packed with those of other sources) or
+            a row "packed" from one source; "token" and "loss_token" weigh each draw by ``lengths`` or
+            ``loss_lengths``, and no source's debt then exceeds the longest record.
+        exhaustion: when a source without replacement is due and has no more: "repeat" begins its next epoch,
+            in another order; "stop" ends the epoch of the mixture; "renormalize" goes on with the others;
+            "error" raises ``ExhaustedError``.
+        replacement: True, or by name: draw records of that source independently, for ever.
+        loss_weights: by name (1.0 for the others): put into each sample as ``loss_weight``. Draws nothing.
+        weight_schedule: (global batch, weights) from which on other weights hold; debt is carried over.
+        window: draws over which deviations are measured.
+        epoch_size: samples of an epoch of the mixture; None: "repeat" never ends.
+        dataset_id: instead of the digest of the sources' ids and the policy.
+
+    Raises ``UsageError``, naming source and value, for what makes no sense; ``UnsupportedError`` for sources
+    without a length, or without lengths where tokens are weighed.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Any],
+        weights: Mapping[str, Weight],
+        *,
+        schedule: Schedule = "quota",
+        unit: Unit = "sample",
+        exhaustion: Exhaustion = "repeat",
+        replacement: bool | Mapping[str, bool] = False,
+        loss_weights: Mapping[str, float] | None = None,
+        weight_schedule: Iterable[tuple[int, Mapping[str, Weight]]] = (),
+        window: int = 1000,
+        epoch_size: int | None = None,
+        dataset_id: str | None = None,
+    ) -> None:
+        if not sources:
+            raise UsageError("a mixture needs at least one source")
+        names = tuple(sources)
+        replaced = replacement if isinstance(replacement, Mapping) else dict.fromkeys(names, replacement)
+        _check_known("replacement", replaced, names)
+        ids = {name: identity(data) for name, data in sources.items()}
+        self.policy = Policy(
+            sources=tuple(
+                Source(name, ids[name][0], _size(name, data), bool(replaced.get(name, False)))
+                for name, data in sources.items()
+            ),
+            weights=exact_weights(names, weights),
+            schedule=schedule,
+            unit=unit,
+            exhaustion=exhaustion,
+            changes=tuple((at, exact_weights(names, new)) for at, new in weight_schedule),
+            epoch_size=epoch_size,
+            window=window,
+            loss_weights=_loss_weights(names, loss_weights),
+        )
+        self.sources = dict(sources)
+        ends = list(accumulate(source.size for source in self.policy.sources))
+        self.bases: tuple[int, ...] = (0, *ends[:-1])
+        self._size, self._datasets = ends[-1], tuple(sources.values())
+        verified = all(known and not name.startswith(UNVERIFIED) for name, known in ids.values())
+        own = self.policy.digest if verified else f"{UNVERIFIED}mixture:{self.policy.digest}"
+        self.dataset_id = own if dataset_id is None else dataset_id
+        if self.policy.counts_tokens:
+            self._tokens()  # lengths that cannot be weighed are refused now, not at the first batch
+
+    # --- the dataset ----------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> Any:
+        """The sample of the source; with ``loss_weights`` a mapping, to which ``loss_weight`` is added."""
+        source, record = self.locate(index)
+        sample = self._datasets[source][record]
+        if self.policy.loss_weights is None:
+            return sample
+        if not isinstance(sample, Mapping):
+            raise UnsupportedError(
+                f"record {record} of source {self.policy.names[source]!r} is a {type(sample).__name__}, "
+                "which has no place for its loss weight",
+                hint="return a dict, or leave loss_weights out and weigh by source in the training step",
+            )
+        return {**sample, "loss_weight": self.policy.loss_weights[source]}
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """(source, record in it) of a record of the mixture. Raises ``IndexError``."""
+        at = operator.index(index)
+        if not 0 <= at < self._size:
+            raise IndexError(f"record {at} of a mixture of {self._size}")
+        source = bisect.bisect_right(self.bases, at) - 1
+        return source, at - self.bases[source]
+
+    def sources_of(self, ids: Ids) -> Ids:
+        """The source of each id of the mixture, int64."""
+        return np.searchsorted(np.array(self.bases), ids, side="right").astype(np.int64) - 1
+
+    def prefetch(self, ids: Ids) -> None:
+        """Passed on to each source that reads ahead, in its own ids."""
+        wanted = np.asarray(ids, dtype=np.int64)
+        sources = self.sources_of(wanted)
+        for source in np.unique(sources).tolist():
+            ahead = getattr(self._datasets[source], "prefetch", None)
+            if ahead is not None:
+                ahead(wanted[sources == source] - self.bases[source])
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[Any]:
+        """Tokens of each record, put together at first use. ``AttributeError`` unless all have them."""
+        return self._joined("lengths")
+
+    @cached_property
+    def loss_lengths(self) -> npt.NDArray[Any]:
+        """Tokens of each record that count in the loss, as ``lengths``."""
+        return self._joined("loss_lengths")
+
+    @cached_property
+    def blocks(self) -> npt.NDArray[Any]:
+        """Records of each object, as ``lengths``."""
+        return self._joined("blocks")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was put together: workers need none of it."""
+        return {key: value for key, value in self.__dict__.items() if key not in _PUT_TOGETHER}
+
+    # --- the sequence ---------------------------------------------------------------------
+
+    def sequence(
+        self, *, seed: int, packing: Packing | None = None, order: str = FULL_PERMUTATION
+    ) -> Sequence:
+        """What is drawn, under ``seed``; each source in an ``order`` of its own.
+
+        ``packing`` packs the rows of each source for the unit "packed", and else the documents of all.
+        Raises ``UsageError`` where unit and packing do not fit.
+        """
+        policy = self.policy
+        if policy.unit == "packed" and packing is None:
+            raise UsageError("the unit is a packed row, and no packing is given", hint="pass packing=")
+        if policy.unit == "sample" and packing is not None:
+            raise UsageError(
+                "the unit is a sample, so nothing is packed", hint="use unit='document' or 'packed'"
+            )
+        inner = packing if policy.unit == "packed" else None
+        mixed = MixedSequence(
+            policy,
+            [self._lane(i, seed, order, inner) for i in range(len(policy.sources))],
+            dataset_id=self.dataset_id,
+            seed=seed,
+            tokens=self._tokens() if policy.counts_tokens else None,
+        )
+        return mixed if packing is None or inner is not None else packing(mixed, self._needed("lengths"))
+
+    def report(self, state: Mapping[str, Any]) -> dict[str, SourceReport]:
+        """Targets and actual counts by source, from a state of the mixture's sequence."""
+        return report(self.policy, state)
+
+    def _lane(self, index: int, seed: int, order: str, packing: Packing | None) -> Lane:
+        source, data = self.policy.sources[index], self._datasets[index]
+        context: dict[str, Any] = {"dataset_id": source.dataset_id, "source": source.name, "seed": seed}
+        if source.replacement and packing is not None:
+            raise UnsupportedError(
+                f"source {source.name!r} is drawn with replacement: it has no epoch to make packed rows of",
+                hint="use unit='document', or draw it without replacement",
+            )
+        if source.replacement:
+            return UniformLane(source.size, **context)
+        drawn = make_order(order, source.size, **context, blocks=getattr(data, "blocks", None))
+        if packing is None:
+            return OrderLane(drawn)
+        return SequenceLane(packing(OrderedSequence(drawn), _attribute(source.name, data, "lengths")))
+
+    def _tokens(self) -> list[Tokens]:
+        name = "lengths" if self.policy.unit == "token" else "loss_lengths"
+        return [
+            Tokens(source.name, source.size, _attribute(source.name, data, name))
+            for source, data in zip(self.policy.sources, self._datasets, strict=True)
+        ]
+
+    def _needed(self, name: str) -> npt.NDArray[Any]:
+        pairs = zip(self.policy.names, self._datasets, strict=True)
+        return np.concatenate([np.asarray(_attribute(source, data, name)) for source, data in pairs])
+
+    def _joined(self, name: str) -> npt.NDArray[Any]:
+        try:
+            return self._needed(name)
+        except UnsupportedError as error:
+            raise AttributeError(error.message) from error
+
+
+_PUT_TOGETHER = ("lengths", "loss_lengths", "blocks")
+
+
+def _attribute(source: str, data: Any, name: str) -> Any:
+    value = getattr(data, name, None)
+    if value is None:
+        raise UnsupportedError(
+            f"source {source!r} has no {name}, which this mixture needs to know before it reads",
+            hint=f"give the dataset an attribute `{name}` (integers, one per record)",
+        )
+    return value
+
+
+def _size(name: str, data: Any) -> int:
+    size = length(data)
+    if size is None:
+        raise UnsupportedError(f"source {name!r} has no length", hint="a mixture is over map-style datasets")
+    if size < 1:
+        raise UsageError(f"source {name!r} is empty: it has {size} records", hint="leave it out")
+    return size
+
+
+def _loss_weights(names: Ordered[str], given: Mapping[str, float] | None) -> tuple[float, ...] | None:
+    if given is None:
+        return None
+    _check_known("loss_weights", given, names)
+    for name, value in given.items():
+        if isinstance(value, bool) or not math.isfinite(value) or value < 0:
+            raise UsageError(f"the loss weight of source {name!r} is {value!r}, not a finite number from 0")
+    return tuple(float(given.get(name, 1.0)) for name in names)
+
+
+def _check_known(what: str, given: Mapping[str, Any], names: Ordered[str]) -> None:
+    unknown = sorted(set(given) - set(names))
+    if unknown:
+        raise UsageError(f"{what} is given for {', '.join(map(repr, unknown))}, and no source is called so")
