@@ -35,7 +35,7 @@ def test_the_largest_is_under_a_kilobyte() -> None:
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"version": 2}, UnknownVersionError),
+        ({"version": 3}, UnknownVersionError),
         ({"version": None}, UnknownVersionError),
         ({"epoch": "3"}, FormatError),
         ({"epoch": True}, FormatError),

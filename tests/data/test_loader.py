@@ -483,7 +483,7 @@ def test_spawned_workers_work_too() -> None:
         ({"batch_size": 0}, "not positive"),
         ({"replica": 2, "replicas": 2}, "replica 2"),
         ({"size": 3, "drop_last": True}, "lower batch_size"),
-        ({"replicas": 4}, 'remainder="wrap"'),
+        ({"replicas": 4}, '"wrap" to fill'),
         ({"dataset": object()}, "no length"),
         ({"sampler": object(), "dataset": object()}, "neither map-style"),
     ],

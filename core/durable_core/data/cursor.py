@@ -17,7 +17,7 @@ from durable_core.data.layout import Layout as Layout
 from durable_core.data.layout import Remainder as Remainder
 from durable_core.errors import FormatError, SpecMismatchError, UnknownVersionError, UsageError
 
-VERSION = 1
+VERSION = 2  # written only where it says more than version 1 can: an accumulation
 MAX_TEXT = 256  # characters of an id or a name: keeps every cursor under 1 KiB
 
 
@@ -27,7 +27,8 @@ class Cursor:
 
     ``size`` is the number of samples in an epoch, or None when nobody knows (a stream);
     ``global_batch`` the samples of one batch over all replicas, or 0 when a batch sampler decides;
-    ``consumed_samples`` counts over all replicas on this lineage.
+    ``consumed_samples`` counts over all replicas on this lineage; ``accumulate`` the batches of an
+    optimizer step, where the loader was told.
     """
 
     dataset_id: str
@@ -39,7 +40,11 @@ class Cursor:
     global_batch: int
     remainder: Remainder
     consumed_samples: int = 0
-    version: int = VERSION
+    accumulate: int = 1
+
+    @property
+    def version(self) -> int:
+        return 1 if self.accumulate == 1 else VERSION
 
     def __post_init__(self) -> None:
         for name in ("dataset_id", "order"):
@@ -48,7 +53,7 @@ class Cursor:
                 raise UsageError(f"{name} must be 1 to {MAX_TEXT} printable ASCII characters, not {text!r}")
         if not -(1 << 63) <= self.seed < 1 << 64:
             raise UsageError(f"seed {self.seed} does not fit 64 bits")
-        if min(self.epoch, self.batch, self.global_batch, self.consumed_samples) < 0:
+        if min(self.epoch, self.batch, self.global_batch, self.consumed_samples, self.accumulate - 1) < 0:
             raise UsageError(f"a cursor holds no negative counts: {self}")
 
     def check_continues(self, now: Cursor) -> None:
@@ -66,8 +71,36 @@ class Cursor:
                 hint = "keep batch_size x replicas as it was, or start another run under another root"
             raise SpecMismatchError(f"the data differs from the run's: {what}", fields=differing, hint=hint)
 
+    def rescaled(self, global_batch: int, accumulate: int) -> Cursor:
+        """The same position counted in batches of another size, where an optimizer step keeps its samples.
+
+        Raises ``SpecMismatchError`` when a step would have other samples, the position is no whole number
+        of such batches, or an epoch would end elsewhere.
+        """
+        old, new = self.global_batch, global_batch
+        was = f"global_batch was {old} with accumulate={self.accumulate}, and is now {new} with {accumulate}"
+        way = "keep batch_size x replicas x accumulate as it was, and tell the loader accumulate="
+        if not old or not new or old * self.accumulate != new * accumulate:
+            what = f"an optimizer step would have other samples: {was}"
+        elif self.batch * old % new:
+            what = f"the position, {self.batch * old} samples into the epoch, is inside a batch: {was}"
+            way = f"go on with global_batch {old} to a position divisible by {new}, and change it there"
+        elif self.size is not None and _used(self.size, old, self.remainder) != _used(
+            self.size, new, self.remainder
+        ):
+            what = f"an epoch would use other samples of its end (remainder {self.remainder!r}): {was}"
+            way = "keep batch_size x replicas as it was"
+        else:
+            return dataclasses.replace(
+                self, batch=self.batch * old // new, global_batch=new, accumulate=accumulate
+            )
+        raise SpecMismatchError(what, fields=("global_batch",), hint=way)
+
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        fields = {**dataclasses.asdict(self), "version": self.version}
+        if self.version == 1:
+            del fields["accumulate"]
+        return fields
 
     def to_json(self) -> str:
         """Canonical JSON, at most 1 KiB."""
@@ -76,11 +109,15 @@ class Cursor:
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Cursor:
         """Raises ``UnknownVersionError`` or ``FormatError`` for what is not a cursor."""
-        if value.get("version") != VERSION:
-            raise UnknownVersionError("cursor", f"version {value.get('version')!r}, known is {VERSION}")
+        version = value.get("version")
+        if version not in (1, VERSION):
+            raise UnknownVersionError("cursor", f"version {version!r}, known are 1 and {VERSION}")
         fields = {f.name: f.type for f in dataclasses.fields(cls)}
+        if version == 1:
+            del fields["accumulate"]
+        value = {name: item for name, item in value.items() if name != "version"}
         if set(value) != set(fields):
-            raise FormatError("cursor", f"fields {sorted(value)}, expected {sorted(fields)}")
+            raise FormatError("cursor", f"fields {sorted(value)}, expected {sorted(fields)} and version")
         for name, kind in fields.items():
             text = name in ("dataset_id", "order", "remainder")
             item = value[name]
@@ -101,6 +138,13 @@ class Cursor:
         if not isinstance(value, dict):
             raise FormatError("cursor", f"not an object: {value!r}")
         return cls.from_dict(value)
+
+
+def _used(size: int, global_batch: int, remainder: Remainder) -> int:
+    """Samples that an epoch hands out."""
+    if remainder == "drop":
+        return size // global_batch * global_batch
+    return -(-size // global_batch) * global_batch if remainder == "wrap" else size
 
 
 def identity(data: Any, declared: str | None = None) -> tuple[str, bool]:

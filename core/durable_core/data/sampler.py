@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from durable_core.data.cursor import Cursor, Layout, Remainder, identity
-from durable_core.data.order import FULL_PERMUTATION, SEQUENTIAL, make_order, wrapped_ids
+from durable_core.data.order import FULL_PERMUTATION, SEQUENTIAL, make_order, spanned_ids
 from durable_core.errors import FormatError, UsageError
 
 
@@ -24,7 +24,8 @@ class DurableSampler:
 
     Args:
         data: a dataset or its length.
-        remainder: "drop", "short" or "wrap" (see ``Layout``).
+        remainder: "drop", "short", "wrap" or "straddle" (see ``Layout``); "pad" masks places, which only a
+            ``DurableLoader`` can.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class DurableSampler:
         size = data if isinstance(data, int) else len(data)
         if not 0 <= replica < replicas:
             raise UsageError(f"replica {replica} is not in [0, {replicas})")
+        if remainder == "pad":
+            raise UsageError("ids alone cannot say which places are padding", hint="use a DurableLoader")
         self._layout = Layout(size, batch_size * replicas, remainder)
         self._layout.check_shares(replicas)
         name = FULL_PERMUTATION if shuffle else SEQUENTIAL
@@ -55,7 +58,7 @@ class DurableSampler:
         self._epoch, self._batch, self._within = 0, 0, 0  # next to be taken; _within counts ids of the batch
 
     def __iter__(self) -> Iterator[Any]:
-        while self._batch < self._layout.batches:
+        while self._batch < self._layout.batches_in(self._epoch):
             ids = self._ids(self._batch)
             if self.batched:
                 self._batch += 1
@@ -68,15 +71,15 @@ class DurableSampler:
         self._epoch, self._batch, self._within = self._epoch + 1, 0, 0
 
     def _ids(self, batch: int) -> tuple[int, ...]:
-        start, stop = self._layout.share(batch, self._replica, self._replicas)
-        return wrapped_ids(self._order, self._epoch, start, stop)
+        spans = self._layout.spans(self._epoch, batch, self._replica, self._replicas)
+        return tuple(spanned_ids(self._order, spans)[0].tolist())
 
     def __len__(self) -> int:
-        """What one epoch yields: batches if ``batched``, else samples of this replica."""
+        """What this epoch yields: batches if ``batched``, else samples of this replica."""
+        batches = self._layout.batches_in(self._epoch)
         if self.batched:
-            return self._layout.batches
-        whole = (self._layout.batches - 1) * self.batch_size
-        return whole + self._layout.tail // self._replicas
+            return batches
+        return self._layout.samples(self._epoch, 0, batches) // self._replicas
 
     def set_epoch(self, epoch: int) -> None:
         """Begin ``epoch`` at the next ``iter()``; no effect when already in it (so that a resume stays)."""
@@ -99,6 +102,6 @@ class DurableSampler:
             self._order = make_order(
                 cursor.order, self._layout.size, dataset_id=cursor.dataset_id, seed=cursor.seed
             )
-        if cursor.batch >= self._layout.batches or not 0 <= within <= self.batch_size:
+        if cursor.batch >= self._layout.batches_in(cursor.epoch) or not 0 <= within <= self.batch_size:
             raise FormatError("cursor", f"batch {cursor.batch}, {within} ids into it, is outside the epoch")
         self._epoch, self._batch, self._within = cursor.epoch, cursor.batch, within

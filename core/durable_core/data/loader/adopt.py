@@ -17,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[imp
 from torchdata.stateful_dataloader import sampler as torchdata_samplers
 
 from durable_core.data.cursor import Layout, Remainder
-from durable_core.data.loader.fetch import is_stateful
+from durable_core.data.loader.sources import is_stateful
 from durable_core.errors import UnsupportedError, UsageError
 from durable_core.types import Promise
 

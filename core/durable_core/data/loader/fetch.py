@@ -1,81 +1,197 @@
-"""L3. What runs where the data is read, in a worker or not: seed, fetch, collate, say which ids it was."""
+"""L3. What runs where a map-style dataset is read, in a worker or not: fetch, collate, name the ids."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
+from torch.utils.data import Dataset, Subset
 
-from durable_core.data.rng import SampleSeeds, seed_streams
+from durable_core.data.loader.seeding import Seeder
+from durable_core.data.packing import Packing
+from durable_core.data.packing.rows import Piece, Row, assemble
+from durable_core.data.rng import SampleSeeds
+from durable_core.errors import SkippedRecord, UnsupportedError
 
 Collate = Callable[[Any], Any]
+PAD_MASK = "pad_mask"
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What the pieces of a ticket are, beside their ids.
+
+    ``epochs`` keys the randomness of each. ``begins``/``ends`` are token ranges, ``packs`` the limits of
+    the samples among the pieces; None where a piece is a whole record and a sample.
+    """
+
+    epochs: tuple[int, ...]
+    begins: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+    packs: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """Asks for one batch: ``ids`` in order; ``part`` is where they begin in the global batch."""
+    """Asks for one batch: ``ids`` in order; ``part`` is where they begin in the global batch.
+
+    ``padded``: how many samples, counted from the end, only fill the batch up. ``pieces`` is None
+    where each id is a sample of ``epoch``.
+    """
 
     epoch: int
     batch: int
     part: int
     ids: tuple[int, ...]
+    padded: int = 0
+    pieces: Pieces | None = None
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """Says which ids were really asked of the dataset, for which batch."""
+    """Says which ids were really asked of the dataset, for which batch, and came (``skipped``: did not).
+
+    What fills a batch up is not among them. ``amounts``: tokens used of each id, of packs only.
+    """
 
     epoch: int
     batch: int
     ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """Samples on their way to the collate function."""
-
-    receipt: Receipt
-    part: int
-    samples: Any
+    skipped: tuple[int, ...] = ()
+    padded: int = 0
+    amounts: tuple[int, ...] | None = None
+    empty: bool = False
 
 
 class MapFetcher(Dataset[Any]):
     """Stands before the user's map-style dataset; every other attribute is the dataset's own.
 
-    ``__getitem__`` is called once per sample, with the streams seeded for that sample. A dataset with
-    ``__getitems__`` gets its whole batch in one call under the batch's streams: its draws then depend
-    on the batch's composition, so they repeat at the same number of replicas only.
+    ``fetcher[ticket]`` is the collated batch, and the receipt beside it. The dataset's ``__getitem__`` is
+    called once per record, under the randomness of that record. A dataset with ``__getitems__`` gets its
+    whole batch in one call under the batch's: its draws then depend on the batch's composition, so they
+    repeat at the same number of replicas only. A record for which ``SkippedRecord`` is raised (or
+    stands in what ``__getitems__`` gives) is left out.
+
+    It all happens in ``__getitem__``, as the seeder may want the whole of it again.
     """
 
-    _OWN = frozenset({"_dataset", "_seeds", "_batched"})
+    _OWN = frozenset({"_dataset", "_seeder", "_collate", "_packing", "_batched", "_prefetch"})
 
-    def __init__(self, dataset: Any, seeds: SampleSeeds | None) -> None:
+    def __init__(
+        self, dataset: Any, seeds: SampleSeeds | None, collate: Collation, packing: Packing | None = None
+    ) -> None:
         self._dataset = dataset
-        self._seeds = seeds
+        self._seeder = Seeder(seeds)
+        self._collate = collate
+        self._packing = packing
         self._batched = _has_getitems(dataset)
+        self._prefetch = callable(getattr(dataset, "prefetch", None))
 
-    def __getitems__(self, ticket: Ticket) -> Fetched:
-        receipt = Receipt(ticket.epoch, ticket.batch, ticket.ids)
-        return Fetched(receipt, ticket.part, self._samples(ticket))
+    def __getitem__(self, ticket: Ticket) -> tuple[Receipt, Any]:
+        if self._prefetch:
+            self._dataset.prefetch(ticket.ids)
+        return self._seeder.run(lambda: self._batch(ticket))
 
-    def _samples(self, ticket: Ticket) -> Sequence[Any]:
-        dataset, seeds, generator = self._dataset, self._seeds, torch.default_generator
+    def _batch(self, ticket: Ticket) -> tuple[Receipt, Any]:
+        pieces = ticket.pieces
+        if pieces is None or pieces.packs is None:
+            receipt, samples = self._samples(ticket)
+        else:
+            receipt, samples = self._packs(ticket, pieces, pieces.packs)
+        if receipt.empty:  # nothing to collate; the training process says so
+            return receipt, None
+        seeds = self._seeder.seeds
+        if seeds is not None:
+            self._seeder.part(lambda: seeds.collate(ticket.epoch, ticket.batch, ticket.part))
+        return receipt, self._collate(samples, receipt.padded)
+
+    def _samples(self, ticket: Ticket) -> tuple[Receipt, Sequence[Any]]:
+        samples, complete = self._records(ticket)
+        trained = len(ticket.ids) - ticket.padded
+        ids = ticket.ids if not ticket.padded else ticket.ids[:trained]
+        if complete:
+            return Receipt(ticket.epoch, ticket.batch, ids, (), ticket.padded), samples
+        came = [not isinstance(sample, SkippedRecord) for sample in samples]
+        kept = list(compress(samples, came))
+        receipt = Receipt(
+            ticket.epoch,
+            ticket.batch,
+            tuple(compress(ids, came)),
+            tuple(compress(ids, (not there for there in came))),
+            padded=sum(came[trained:]),
+            empty=not kept,
+        )
+        return receipt, kept
+
+    def _records(self, ticket: Ticket) -> tuple[Sequence[Any], bool]:
+        """A record, or what was raised to leave it out, for each id; and whether all are records."""
+        dataset, seeder = self._dataset, self._seeder
         if self._batched:
+            seeds = seeder.seeds
             if seeds is not None:
-                seed_streams(seeds.fetch(ticket.epoch, ticket.batch, ticket.part), generator)
+                seeder.part(lambda: seeds.fetch(ticket.epoch, ticket.batch, ticket.part))
             items: Sequence[Any] = dataset.__getitems__(list(ticket.ids))
-            return items
-        if seeds is None:
-            return [dataset[index] for index in ticket.ids]
-        samples = []
-        for index in ticket.ids:
-            seed_streams(seeds.sample(ticket.epoch, index), generator)
-            samples.append(dataset[index])
-        return samples
+            return items, not any(isinstance(item, SkippedRecord) for item in items)
+        samples: list[Any] = []
+        complete = True
+        for index in seeder.each(ticket.ids, ticket.epoch if ticket.pieces is None else ticket.pieces.epochs):
+            try:
+                samples.append(dataset[index])
+            except SkippedRecord as left_out:
+                samples.append(left_out)
+                complete = False
+        return samples, complete
+
+    def _packs(self, ticket: Ticket, pieces: Pieces, packs: tuple[int, ...]) -> tuple[Receipt, list[Row]]:
+        """Every record is read once, however many pieces of it the ticket asks for."""
+        wanted = list(zip(ticket.ids, pieces.epochs, strict=True))
+        once = list(dict.fromkeys(wanted))
+        whole = Pieces(tuple(epoch for _, epoch in once))
+        ids = tuple(index for index, _ in once)
+        read, _ = self._records(Ticket(ticket.epoch, ticket.batch, ticket.part, ids, pieces=whole))
+        records = dict(zip(once, read, strict=True))
+        came = [not isinstance(records[key], SkippedRecord) for key in wanted]
+        samples: list[Row] = []
+        padded = 0
+        trained = len(packs) - 1 - ticket.padded
+        for number in range(len(packs) - 1):
+            there = [p for p in range(packs[number], packs[number + 1]) if came[p]]
+            if there:
+                parts = [self._piece(records[wanted[p]], ticket.ids[p], pieces, p) for p in there]
+                samples.append(self._assembled(parts, counts=number < trained))
+                padded += number >= trained
+        count = packs[trained]  # of the pieces that are trained; what fills up repeats some
+        kept = [p for p in range(count) if came[p]]
+        receipt = Receipt(
+            ticket.epoch,
+            ticket.batch,
+            tuple(ticket.ids[p] for p in kept),
+            tuple(dict.fromkeys(ticket.ids[p] for p in range(count) if not came[p])),
+            padded,
+            tuple(pieces.ends[p] - pieces.begins[p] for p in kept),
+            empty=not samples,
+        )
+        return receipt, samples
+
+    def _piece(self, record: Any, index: int, pieces: Pieces, place: int) -> Piece:
+        lengths = getattr(self._dataset, "lengths", None)
+        planned = None if lengths is None else int(lengths[index])
+        return Piece(record, pieces.begins[place], pieces.ends[place], planned, index)
+
+    def _assembled(self, parts: list[Piece], *, counts: bool) -> Row:
+        """A row; if it does not count, it only fills the batch up, and has no label."""
+        assert self._packing is not None
+        row = assemble(self._packing, parts)
+        if not counts:
+            row["loss_mask"][:] = False
+            for name, nothing in (("labels", self._packing.ignore_index), ("loss_weight", 0)):
+                if name in row:
+                    row[name][:] = nothing
+        return row
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -99,143 +215,30 @@ def _has_getitems(dataset: Any) -> bool:
     return callable(getattr(dataset, "__getitems__", None))
 
 
-class MapCollate:
-    """Collates under the batch's streams and keeps the receipt beside the result."""
+class Collation:
+    """The user's collate function, and how it is told of padding.
 
-    def __init__(self, collate_fn: Collate, seeds: SampleSeeds | None) -> None:
-        self._collate_fn = collate_fn
-        self._seeds = seeds
-
-    def __call__(self, fetched: Fetched) -> tuple[Receipt, Any]:
-        receipt = fetched.receipt
-        if self._seeds is not None:
-            seeds = self._seeds.collate(receipt.epoch, receipt.batch, fetched.part)
-            seed_streams(seeds, torch.default_generator)
-        return receipt, self._collate_fn(fetched.samples)
-
-
-# --- iterable datasets ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StreamItem:
-    """One item of an iterable dataset and its place in its worker's stream."""
-
-    epoch: int
-    worker: int
-    workers: int
-    ordinal: int
-    value: Any
-
-    @property
-    def id(self) -> int:
-        """Unique in the epoch; a stream has no better identity."""
-        return self.ordinal * self.workers + self.worker
-
-
-class StreamFetcher(IterableDataset[StreamItem]):
-    """Stands before the user's iterable dataset. ``epoch`` is set before each pass.
-
-    Every epoch begins from the dataset as given: workers are started with a fresh copy, and without
-    workers the state it had at first is loaded again. A ``set_epoch`` of the dataset's is called.
+    ``pads``: batches may be filled up with masked samples, so all of them say which are. The function is
+    told by its argument ``pad_mask`` (bool [samples], true for what only fills up) if it has one; else
+    samples are mappings, and each gets an entry of that name.
     """
 
-    def __init__(self, dataset: Any, seeds: SampleSeeds | None) -> None:
-        self.dataset = dataset
-        self.seeds = seeds
-        self.epoch = 0
-        self._initial = _state_of(dataset)
-        self._used = False
+    def __init__(self, collate_fn: Collate, *, pads: bool = False) -> None:
+        self._collate_fn: Callable[..., Any] = collate_fn
+        self._pads = pads
+        self._tells = pads and PAD_MASK in inspect.signature(collate_fn).parameters
 
-    def __iter__(self) -> StreamIterator:
-        if self._used and self._initial is not None:
-            self.dataset.load_state_dict(copy.deepcopy(self._initial))
-        self._used = True
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(self.epoch)
-        return StreamIterator(self.dataset, self.seeds, self.epoch)
-
-
-class StreamIterator(Iterator[StreamItem]):
-    """Counts and seeds; its state holds the count, and the dataset's or its iterator's own state.
-
-    The dataset's iterator is made at the first need, so that a loaded state is in place before any
-    of the dataset's code runs: first the dataset's state, then ``iter``, then the iterator's state.
-    Before its first item it has none: a worker's share is often only settled by ``iter``.
-    """
-
-    def __init__(self, dataset: Any, seeds: SampleSeeds | None, epoch: int) -> None:
-        info = get_worker_info()
-        self._worker, self._workers = (0, 1) if info is None else (info.id, info.num_workers)
-        self._dataset, self._seeds, self._epoch = dataset, seeds, epoch
-        self._iterator: Iterator[Any] | None = None
-        self._ordinal = 0
-        self._replayed = 0  # items to pass over first, when only their number is known
-
-    def __iter__(self) -> StreamIterator:
-        return self
-
-    def __next__(self) -> StreamItem:
-        while self._ordinal < self._replayed:
-            self._take()
-        value = self._take()
-        return StreamItem(self._epoch, self._worker, self._workers, self._ordinal - 1, value)
-
-    def _take(self) -> Any:
-        if self._seeds is not None:
-            seeds = self._seeds.stream(self._epoch, self._worker, self._ordinal)
-            seed_streams(seeds, torch.default_generator)
-        if self._iterator is None:
-            self._iterator = iter(self._dataset)
-        value = next(self._iterator)
-        self._ordinal += 1
-        return value
-
-    def state_dict(self) -> dict[str, Any]:
-        ordinal = max(self._ordinal, self._replayed)
-        if not ordinal:
-            return {"ordinal": 0, "dataset": None, "iterator": None}
-        return {
-            "ordinal": ordinal,
-            "dataset": _state_of(self._dataset),
-            "iterator": _state_of(self._iterator),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["dataset"] is None and state["iterator"] is None:  # at the start, or the weakest promise
-            self._replayed = state["ordinal"]
-            return
-        self._ordinal = state["ordinal"]
-        if state["dataset"] is not None:
-            self._dataset.load_state_dict(state["dataset"])
-        if state["iterator"] is not None:
-            iterator = iter(self._dataset)
-            iterator.load_state_dict(state["iterator"])
-            self._iterator = iterator
-
-
-class StreamCollate:
-    """Collates items of one worker; without automatic batching it gets a single item."""
-
-    def __init__(self, collate_fn: Collate, seeds: SampleSeeds | None) -> None:
-        self._collate_fn = collate_fn
-        self._seeds = seeds
-
-    def __call__(self, fetched: StreamItem | list[StreamItem]) -> tuple[tuple[int, ...], Any]:
-        items = fetched if isinstance(fetched, list) else [fetched]
-        first = items[0]
-        if self._seeds is not None:
-            seeds = self._seeds.stream_collate(first.epoch, first.worker, first.ordinal)
-            seed_streams(seeds, torch.default_generator)
-        values = [item.value for item in items] if isinstance(fetched, list) else first.value
-        return tuple(item.id for item in items), self._collate_fn(values)
-
-
-def is_stateful(item: Any) -> bool:
-    """Whether it has ``state_dict`` and ``load_state_dict``."""
-    return all(callable(getattr(item, name, None)) for name in ("state_dict", "load_state_dict"))
-
-
-def _state_of(item: Any) -> Any:
-    """A copy: a dataset may well return the very list that it goes on changing."""
-    return copy.deepcopy(item.state_dict()) if is_stateful(item) else None
+    def __call__(self, samples: Sequence[Any], padded: int) -> Any:
+        if not self._pads:
+            return self._collate_fn(samples)
+        mask = [False] * (len(samples) - padded) + [True] * padded
+        if self._tells:
+            return self._collate_fn(samples, pad_mask=torch.tensor(mask))
+        for sample in samples:
+            if not isinstance(sample, Mapping):
+                raise UnsupportedError(
+                    f'remainder="pad" cannot mark a sample of type {type(sample).__name__} as padding',
+                    hint=f"let samples be dicts, or give a collate_fn with an argument {PAD_MASK}",
+                )
+        marked = zip(samples, mask, strict=True)
+        return self._collate_fn([{**sample, PAD_MASK: padding} for sample, padding in marked])

@@ -14,16 +14,21 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, defau
 from durable_core.data.cursor import Cursor, Remainder, identity
 from durable_core.data.ledger import Ledger
 from durable_core.data.loader import adopt
+from durable_core.data.loader.answers import Answers
 from durable_core.data.loader.passes import Pass, PassIterator
 from durable_core.data.loader.plan import Plan, Settings, make_plan, make_source
+from durable_core.data.loader.planned import SequenceSource, Weights, reweighted
+from durable_core.data.loader.resume import LEAD, Saved, check_plan, check_workers, continued, pending
+from durable_core.data.loader.sequences import OrderChoice
 from durable_core.data.loader.sources import Source
+from durable_core.data.packing import Packing
 from durable_core.data.rng import preserved_streams
-from durable_core.errors import FormatError, OrderError, SpecMismatchError, UnsupportedError, UsageError
+from durable_core.errors import FormatError, OrderError, UnsupportedError, UsageError
 from durable_core.format.ledger import Row
 from durable_core.types import Promise
 
 
-class DurableLoader:
+class DurableLoader(Answers):
     """A data loader whose position is what was *trained*: batches acknowledged, not batches fetched.
 
     Iterate it like a ``DataLoader``; after the step that consumed a batch, call ``acknowledge`` (the
@@ -43,21 +48,30 @@ class DurableLoader:
     Batches handed over and never acknowledged are remembered (about 0.4 KB each).
 
     Args:
-        dataset: map-style with ``__len__``, or an ``IterableDataset`` with ``state_dict`` and
-            ``load_state_dict`` (one replica; a resume needs the same ``num_workers``).
+        dataset: map-style with ``__len__``; a ``Mixture`` of such; or an ``IterableDataset`` with
+            ``state_dict`` and ``load_state_dict`` (a resume needs the same ``num_workers``).
         batch_size: samples per batch *of this replica*; None only for an iterable dataset that makes its
             own batches, or beside a batch sampler given as ``sampler``.
-        shuffle: ``full_prp_v1`` or ``sequential_v1``; an iterable dataset orders itself.
+        shuffle: ``full_prp_v1`` or ``sequential_v1``; mixtures and iterable datasets order themselves.
         seed: of order and augmentation. None takes torch's initial seed (one replica only). A
             restored seed wins.
-        remainder: overrides ``drop_last``: "drop", "short" or "wrap" (see ``Layout``).
+        remainder: overrides ``drop_last``: "drop", "short", "wrap", "pad" or "straddle" (see ``Layout``).
+            With "pad", samples are dicts and get an entry "pad_mask" (true for what only fills up), or
+            ``collate_fn`` has an argument ``pad_mask``, bool [samples].
         dataset_id: identity of the content. Default: the dataset's own ``dataset_id``, or else
             ``unverified:<class>:<length>``.
         sampler: a user's own sampler, or batch sampler (then ``batch_size=None``).
         promise: what a resume must guarantee; what cannot be made so is refused.
         transform_version: change it to draw other augmentations of the same order.
-        sample_rng: False declares that fetching and collating draw no random numbers (saves ~10 us
-            a sample); what they draw after all is then not repeated.
+        sample_rng: False declares that fetching and collating draw no random numbers; what they draw
+            after all is then not repeated.
+        order: instead of ``shuffle``: a name, or a ``BlockShuffle`` or ``BufferedShuffle``.
+        packing: samples are packs of ``packing.length`` tokens (see ``Packing``), planned from ``lengths``
+            of the dataset.
+        accumulate: batches of an optimizer step. With it a restart may change ``batch_size * replicas``, if
+            the product of all three stays and the promise is "exact-order" or weaker.
+        stream_shares: each replica reads the whole of an iterable dataset and takes its share of each
+            global batch.
 
     Raises:
         UnsupportedError: what was asked for cannot be made exact; the message says what to do.
@@ -82,6 +96,10 @@ class DurableLoader:
         promise: Promise | str = Promise.BITWISE,
         transform_version: str = "",
         sample_rng: bool = True,
+        order: OrderChoice | None = None,
+        packing: Packing | None = None,
+        accumulate: int = 1,
+        stream_shares: bool = False,
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
@@ -110,6 +128,10 @@ class DurableLoader:
             sample_rng=sample_rng,
             num_workers=num_workers,
             collate_fn=collate_fn or whole,
+            order=order,
+            packing=packing,
+            stream_shares=stream_shares,
+            accumulate=accumulate,
             torch_arguments={
                 "pin_memory": pin_memory,
                 "prefetch_factor": prefetch_factor,
@@ -123,7 +145,8 @@ class DurableLoader:
         self._pass: Pass | None = None
         self._begun = False
         self._plan: Plan = make_plan(self._settings)
-        self._ledger = Ledger(self._plan.start)
+        self._updates: dict[int, Weights] = {}
+        self._ledger = Ledger(self._plan.start, carries=self._plan.carries)
         self.before_next: list[Callable[[], None]] = []
         """Called at the start of each ``__next__``, before anything is fetched: the snapshot boundary."""
 
@@ -167,7 +190,7 @@ class DurableLoader:
             raise UsageError("bind() after load_state_dict()", hint="bind first, then restore")
         self._settings = dataclasses.replace(self._settings, **changes)
         self._plan = make_plan(self._settings)
-        self._ledger = Ledger(self._plan.start)
+        self._ledger = Ledger(self._plan.start, carries=self._plan.carries)
 
     # --- the position -------------------------------------------------------------------------
 
@@ -177,10 +200,20 @@ class DurableLoader:
         return self._ledger.cursor
 
     def state_dict(self) -> dict[str, Any]:
-        """``cursor`` as a dict; a dataset or sampler with a state of its own adds it as ``source``."""
+        """``cursor`` as a dict, and beside it what the cursor alone cannot say.
+
+        A source with a state of its own (a sequence, a stream, a stateful sampler) adds it as ``source``; a
+        sequence (mixture, packs, bounded shuffle) its description as ``plan``, which never changes.
+        """
         state = self.cursor.to_dict()
-        if self._plan.layout is None:
-            state["source"] = {"workers": self._counted_workers, "state": self._ledger.state}
+        if self._plan.stateful:
+            own = self._ledger.state
+            state["source"] = {"workers": self._counted_workers, "state": own}
+            updates = pending(self._updates, own)
+            if updates:
+                state["source"]["updates"] = updates
+        if self._plan.sequence is not None:
+            state["plan"] = dict(self._plan.sequence.description)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -190,22 +223,56 @@ class DurableLoader:
         it is no such state, ``UsageError`` once iteration has begun.
         """
         self._check_not_begun("load_state_dict")
-        fields = dict(state)
-        source = fields.pop("source", None)
-        cursor = Cursor.from_dict(fields)
-        cursor.check_continues(self._ledger.cursor)
-        workers = self._counted_workers
-        if source is not None and source["workers"] != workers:
-            raise SpecMismatchError(
-                f"the stream was read by {source['workers']} workers and now by {workers}",
-                fields=("num_workers",),
-                hint=f"set num_workers={source['workers']}: each worker has its own position",
-            )
-        if self._plan.batches is not None and cursor.batch >= self._plan.batches:
-            raise FormatError("cursor", f"batch {cursor.batch} of an epoch of {self._plan.batches}")
+        saved = Saved.read(state)
+        settings = dataclasses.replace(self._settings, seed=saved.cursor.seed)
+        plan = self._plan if saved.cursor.seed == self.seed else make_plan(settings)
+        cursor = continued(saved.cursor, plan.start, settings.promise)
+        check_workers(saved.source, self._counted_workers)
+        check_plan(saved.plan, None if plan.sequence is None else plan.sequence.description)
+        batches = plan.batches_in(cursor.epoch)
+        if batches is not None and cursor.batch >= batches:
+            raise FormatError("cursor", f"batch {cursor.batch} of an epoch of {batches}")
         if cursor.seed != self.seed:
             warnings.warn(f"data: the run's seed {cursor.seed} is used, not {self.seed}", stacklevel=2)
-        self._ledger = Ledger(cursor, None if source is None else source["state"])
+        if cursor.global_batch != saved.cursor.global_batch:
+            warnings.warn(
+                f"data: batches of {saved.cursor.global_batch} samples are now of {cursor.global_batch}: the "
+                "order of samples goes on exactly, sums within a step may round otherwise",
+                stacklevel=2,
+            )
+        self._settings, self._plan = settings, plan
+        self._updates = saved.updates
+        self._ledger = Ledger(cursor, saved.state, carries=plan.carries)
+
+    def update_weights(self, weights: Mapping[str, Any], lead: int = LEAD) -> int:
+        """Other weights for a mixture, from ``lead`` batches after the position on.
+
+        Call it on every replica alike, once the step that the weights come from was acknowledged. Where they
+        take effect is settled by the acknowledged position, not by what was fetched ahead, and is part
+        of ``state_dict()``: a run killed at any instant draws as if it had not been. Returns the number
+        of that batch since the run began, from 0.
+
+        Raises ``UnsupportedError`` without a mixture; ``UsageError`` when batches that far ahead may
+        already be planned (``lead`` must be more than what is read ahead), or weights wait for that batch.
+        """
+        sequence, state = self._plan.sequence, self._ledger.state
+        if sequence is None or not sequence.carries:
+            raise UnsupportedError("only a mixture has weights that could be changed")
+        done = 0 if state is None else state["batches"]
+        at = done + lead
+        issued = self._source.issued if isinstance(self._source, SequenceSource) else done
+        if at < max(issued, done + 1):
+            raise UsageError(
+                f"{issued - done} batches after the position are planned already, so weights cannot change "
+                f"{lead} after it",
+                hint=f"pass lead={issued - done} or more, and always the same",
+            )
+        if at in self._updates:
+            raise UsageError(f"weights that begin with batch {at} are given already")
+        now = sequence.start(0) if state is None else state["sequence"]
+        reweighted(sequence, now, at, weights)  # says what is wrong with them here, not in so many batches
+        self._updates[at] = dict(weights)
+        return at
 
     def acknowledge(self, n: int = 1, *, step: int, no_update: bool = False) -> None:
         """The oldest ``n`` batches handed over were consumed by optimizer step ``step``.
@@ -250,17 +317,16 @@ class DurableLoader:
 
     def __iter__(self) -> Iterator[Any]:
         if self._source is None:
-            self._source = make_source(self._settings, self._plan, self.seed)
+            self._source = make_source(self._settings, self._plan, self._updates)
         self._begun = True
-        start, state = self._next_start()
-        self._pass = Pass(start, state, self._source.open(*start, state))
+        self._pass = Pass(self._next_start())
         return PassIterator(self._next, self._pass)
 
-    def _next_start(self) -> tuple[tuple[int, int], Any]:
-        """Where the pass after this one begins, and the source's state there; tells the ledger."""
+    def _next_start(self) -> tuple[int, int]:
+        """Where the pass after this one begins; tells the ledger."""
         last = self._pass
         if last is None:
-            return self._ledger.position, self._ledger.state
+            return self._ledger.position
         last.close()
         epoch = last.start[0] + 1
         if last.exhausted:  # who saw the end has used all of it, and may still step with the last batches
@@ -269,14 +335,17 @@ class DurableLoader:
             self._ledger.leave(epoch)
         else:
             self._ledger.rewind(*last.start)
-            return last.start, last.state
-        return (epoch, 0), None
+            return last.start
+        return epoch, 0
 
     def __len__(self) -> int:
-        """Batches in one epoch. Raises TypeError when nobody knows: an iterable dataset or sampler."""
-        if self._plan.batches is None:
+        """Batches in the epoch under way (only under "straddle" not the same in all). Raises TypeError when
+        nobody knows: an iterable dataset or sampler, packs, a mixture without end."""
+        epoch = self._pass.start[0] if self._pass is not None else self._ledger.position[0]
+        batches = self._plan.batches_in(epoch)
+        if batches is None:
             raise TypeError("the number of batches is not known before the end")
-        return self._plan.batches
+        return batches
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing: the epoch is part of the cursor. (Trainers call this out of habit.)"""
@@ -295,6 +364,9 @@ class DurableLoader:
                 "an earlier batch of this pass could not be fetched, and must not be skipped over",
                 hint="restart from the last checkpoint",
             )
+        if current.batches is None:
+            assert self._source is not None
+            current.batches = self._source.open(*current.start, self._ledger.opening)
         current.fetching = True
         with self._own_streams():
             delivered = next(current.batches, None)
@@ -309,77 +381,9 @@ class DurableLoader:
         return content
 
     def _own_streams(self) -> contextlib.AbstractContextManager[None]:
-        if self.num_workers == 0 and self._settings.sample_rng:
+        if self.streaming and self.num_workers == 0 and self._settings.sample_rng:
             return preserved_streams(torch.default_generator)
         return contextlib.nullcontext()
-
-    # --- what people ask a loader --------------------------------------------------------------
-
-    @property
-    def dataset(self) -> Any:
-        """The user's dataset, as given."""
-        return self._settings.dataset
-
-    @property
-    def dataset_id(self) -> str:
-        """Its identity; ``verified`` says whether it stands for the content."""
-        return self._settings.dataset_id
-
-    @property
-    def batch_size(self) -> int | None:
-        """Samples per batch of this replica."""
-        return self._settings.batch_size
-
-    @property
-    def global_batch(self) -> int:
-        """Samples per batch over all replicas; 0 when a batch sampler decides."""
-        return self._settings.global_batch
-
-    @property
-    def seed(self) -> int:
-        """The seed in force."""
-        return self._ledger.cursor.seed
-
-    @property
-    def replica(self) -> int:
-        """Which share of each global batch this loader gives."""
-        return self._settings.replica
-
-    @property
-    def replicas(self) -> int:
-        """How many share a global batch."""
-        return self._settings.replicas
-
-    @property
-    def guarantees(self) -> Promise:
-        """The strongest promise the data can keep."""
-        return self._plan.guarantees
-
-    @property
-    def streaming(self) -> bool:
-        """Whether the dataset is iterable rather than map-style."""
-        return self._settings.streaming
-
-    @property
-    def drop_last(self) -> bool:
-        return self._settings.remainder == "drop"
-
-    @property
-    def num_workers(self) -> int:
-        return self._settings.num_workers
-
-    @property
-    def collate_fn(self) -> Callable[[Any], Any]:
-        return self._settings.collate_fn
-
-    @property
-    def pin_memory(self) -> bool:
-        return bool(self._settings.torch_arguments["pin_memory"])
-
-    @property
-    def sampler(self) -> Any:
-        """The user's own sampler, if any. Orders of ours are no iterators (see ``DurableSampler``)."""
-        return self._settings.sampler
 
     @property
     def _counted_workers(self) -> int | None:

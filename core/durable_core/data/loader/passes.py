@@ -11,11 +11,13 @@ from durable_core.data.ledger import Tag
 
 @dataclass
 class Pass:
-    """A pass as the loader remembers it: from ``start`` = (epoch, batch), with the source's state there."""
+    """A pass as the loader remembers it: from ``start`` = (epoch, batch).
+
+    ``batches`` is None until the first is asked for: only then is it settled what the source's state is.
+    """
 
     start: tuple[int, int]
-    state: Any
-    batches: Iterator[tuple[Tag, Any]]
+    batches: Iterator[tuple[Tag, Any]] | None = None
     ended: bool = False  # there are no more batches
     exhausted: bool = False  # and the consumer was told so
     fetching: bool = False  # still true after a fetch that raised

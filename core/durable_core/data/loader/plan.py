@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +11,14 @@ from torch.utils.data import IterableDataset
 
 from durable_core.data.cursor import Cursor, Layout, Remainder, class_name, length
 from durable_core.data.loader.adopt import check_sampler, check_stream
-from durable_core.data.loader.sources import MapSource, Reading, SamplerSource, Source, StreamSource
-from durable_core.data.order import FULL_PERMUTATION, SEQUENTIAL, make_order
+from durable_core.data.loader.planned import SequenceSource, Share, Weights, epoch_batches
+from durable_core.data.loader.sequences import OrderChoice, is_mixture, make_map_order, make_sequence
+from durable_core.data.loader.sources import MapSource, Reading, SamplerSource, Source
+from durable_core.data.loader.stream import StreamSource
+from durable_core.data.order import FULL_PERMUTATION, SEQUENTIAL, Order
+from durable_core.data.packing import Packing
 from durable_core.data.rng import SampleSeeds
+from durable_core.data.sequence import Sequence
 from durable_core.errors import UnsupportedError, UsageError
 from durable_core.types import Promise
 
@@ -39,6 +44,10 @@ class Settings:
     sample_rng: bool
     num_workers: int
     collate_fn: Callable[[Any], Any]
+    order: OrderChoice | None = None
+    packing: Packing | None = None
+    stream_shares: bool = False
+    accumulate: int = 1
     torch_arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -51,19 +60,40 @@ class Settings:
         """Samples in one batch over all replicas; 0 when a batch sampler decides."""
         return (self.batch_size or int(self.streaming)) * self.replicas
 
+    @property
+    def share(self) -> Share:
+        """Which part of each global batch this replica takes."""
+        return Share(self.global_batch, self.remainder, self.replica, self.replicas)
+
 
 @dataclass(frozen=True)
 class Plan:
     """The beginning of the data, and what can be promised of it.
 
-    ``batches`` is None when only the end will tell how many an epoch has; ``layout`` is None when
-    the dataset or a sampler of the user's decides the order.
+    Which samples a batch holds is said by ``order`` and ``layout``, or by ``sequence``, or by the user's
+    dataset or sampler if all are None. ``batches``: of the latter two, in an epoch, if known.
     """
 
     start: Cursor
     batches: int | None
-    layout: Layout | None
     guarantees: Promise
+    order: Order | None = None
+    layout: Layout | None = None
+    sequence: Sequence | None = None
+
+    def batches_in(self, epoch: int) -> int | None:
+        """None when only the end will tell."""
+        return self.batches if self.layout is None else self.layout.batches_in(epoch)
+
+    @property
+    def stateful(self) -> bool:
+        """Whether a restart needs more than the cursor."""
+        return self.layout is None
+
+    @property
+    def carries(self) -> bool:
+        """Whether the source's state goes on over an epoch's end."""
+        return self.sequence is not None and self.sequence.carries
 
 
 def make_plan(settings: Settings) -> Plan:
@@ -72,31 +102,57 @@ def make_plan(settings: Settings) -> Plan:
         raise UsageError(f"replica {settings.replica} is not in [0, {settings.replicas})")
     if settings.batch_size is not None and settings.batch_size < 1:
         raise UsageError(f"batch_size {settings.batch_size} is not positive")
+    if settings.accumulate < 1:
+        raise UsageError(f"accumulate {settings.accumulate} is not positive")
+    chosen = settings.order is not None or settings.packing is not None
+    if chosen and (settings.streaming or settings.sampler is not None):
+        kind = "an iterable dataset" if settings.streaming else "a sampler of your own"
+        raise UsageError(f"{kind} has its own order: it takes neither order nor packing")
     if settings.streaming:
         return _stream_plan(settings)
     if settings.sampler is not None:
         return _sampler_plan(settings)
-    layout = _map_layout(settings)
-    name = FULL_PERMUTATION if settings.shuffle else SEQUENTIAL
-    return Plan(_start(settings, name, layout.size), layout.batches, layout, Promise.BITWISE)
+    if settings.batch_size is None:
+        raise UnsupportedError("batch_size=None needs an iterable dataset", hint="pass batch_size")
+    choice = settings.order or (FULL_PERMUTATION if settings.shuffle else SEQUENTIAL)
+    dataset, dataset_id, seed = settings.dataset, settings.dataset_id, _seed(settings)
+    sequence = make_sequence(dataset, choice, settings.packing, dataset_id=dataset_id, seed=seed)
+    if sequence is not None:
+        return _sequence_plan(settings, sequence)
+    order = make_map_order(dataset, choice, dataset_id=dataset_id, seed=seed)
+    layout = Layout(order.size, settings.global_batch, settings.remainder)
+    layout.check_shares(settings.replicas)
+    return Plan(_start(settings, order.name, layout.size), None, Promise.BITWISE, order, layout)
 
 
-def make_source(settings: Settings, plan: Plan, seed: int) -> Source:
-    """The source that reads what ``plan`` says, under the seed in force."""
+def make_source(settings: Settings, plan: Plan, updates: Mapping[int, Weights]) -> Source:
+    """The source that reads what ``plan`` says; ``updates``: see ``SequenceSource``."""
     dataset = settings.dataset
     seeds = SampleSeeds(
-        dataset_id=settings.dataset_id, seed=seed, transform_version=settings.transform_version
+        dataset_id=settings.dataset_id, seed=plan.start.seed, transform_version=settings.transform_version
     )
     sample_seeds = seeds if settings.sample_rng else None
-    reading = Reading(settings.collate_fn, settings.num_workers, settings.torch_arguments)
-    if plan.layout is not None:
-        order = make_order(plan.start.order, plan.layout.size, dataset_id=settings.dataset_id, seed=seed)
+    pads = settings.remainder == "pad"
+    reading = Reading(settings.collate_fn, settings.num_workers, settings.torch_arguments, pads=pads)
+    if plan.sequence is not None:
+        return SequenceSource(
+            dataset,
+            plan.sequence,
+            settings.share,
+            reading=reading,
+            seeds=sample_seeds,
+            packing=settings.packing,
+            updates=updates,
+        )
+    if plan.layout is not None and plan.order is not None:
         place = {"replica": settings.replica, "replicas": settings.replicas}
-        return MapSource(dataset, order, plan.layout, **place, reading=reading, seeds=sample_seeds)
+        return MapSource(dataset, plan.order, plan.layout, **place, reading=reading, seeds=sample_seeds)
+    if settings.streaming:
+        whole = settings.batch_size is None
+        share = None if whole else settings.share
+        return StreamSource(dataset, share, reading=reading, seeds=sample_seeds)
     drop_last = settings.remainder == "drop" and settings.batch_size is not None
     batching: dict[str, Any] = {"batch_size": settings.batch_size, "drop_last": drop_last}
-    if settings.streaming:
-        return StreamSource(dataset, **batching, reading=reading, seeds=sample_seeds)
     batching |= {"batches": plan.batches, "seeds": seeds, "sample_seeds": sample_seeds}
     return SamplerSource(dataset, settings.sampler, **batching, reading=reading)
 
@@ -104,8 +160,16 @@ def make_source(settings: Settings, plan: Plan, seed: int) -> Source:
 def _stream_plan(settings: Settings) -> Plan:
     if settings.sampler is not None:
         raise UsageError("an iterable dataset takes no sampler")
-    guarantees = check_stream(settings.dataset, replicas=settings.replicas, promise=settings.promise)
-    return Plan(_start(settings, STREAM, None), None, None, guarantees)
+    shared = settings.replicas > 1 and settings.stream_shares
+    guarantees = check_stream(
+        settings.dataset, replicas=1 if shared else settings.replicas, promise=settings.promise
+    )
+    if shared and (settings.batch_size is None or settings.remainder != "drop"):
+        raise UnsupportedError(
+            "replicas that share out a stream need full batches: nobody knows how long its last one is",
+            hint="pass batch_size and drop_last=True",
+        )
+    return Plan(_start(settings, STREAM, None), None, guarantees)
 
 
 def _sampler_plan(settings: Settings) -> Plan:
@@ -118,21 +182,34 @@ def _sampler_plan(settings: Settings) -> Plan:
         up = 0 if settings.remainder == "drop" else settings.batch_size - 1
         batches = (batches + up) // settings.batch_size
     start = _start(settings, f"{SAMPLER}:{class_name(sampler)}", length(settings.dataset))
-    return Plan(start, batches, None, guarantees)
+    return Plan(start, batches, guarantees)
 
 
-def _map_layout(settings: Settings) -> Layout:
-    if settings.batch_size is None:
-        raise UnsupportedError("batch_size=None needs an iterable dataset", hint="pass batch_size")
-    size = length(settings.dataset)
-    if size is None:
+def _sequence_plan(settings: Settings, sequence: Sequence) -> Plan:
+    if settings.order is not None and is_mixture(settings.dataset):
+        raise UsageError("a mixture orders each of its sources itself", hint="leave order out")
+    if settings.remainder not in ("drop", "short", "pad"):
         raise UnsupportedError(
-            f"{type(settings.dataset).__name__} has no length, so it has no order",
-            hint="give it __len__, or make it an IterableDataset with state_dict",
+            f"remainder={settings.remainder!r} takes samples of another part of an order, and "
+            f"{sequence.name} cannot be looked up there",
+            hint='use "drop", "short" or "pad"',
         )
-    layout = Layout(size, settings.global_batch, settings.remainder)
-    layout.check_shares(settings.replicas)
-    return layout
+    if settings.remainder == "short" and settings.replicas > 1:
+        samples = sequence.batches(1)
+        if samples is None or samples % settings.global_batch % settings.replicas:
+            raise UnsupportedError(
+                f"the last batch of an epoch of {sequence.name} may be one that {settings.replicas} replicas "
+                "cannot share evenly",
+                hint='drop_last=True leaves it out, remainder="pad" fills it up',
+            )
+    batches = epoch_batches(sequence, settings.global_batch, settings.remainder)
+    if batches == 0:
+        raise UsageError(
+            f"an epoch of {sequence.name} does not fill one global batch of {settings.global_batch}",
+            hint="lower batch_size or keep the last batch (drop_last=False)",
+        )
+    start = _start(settings, sequence.name, None)
+    return Plan(start, batches, Promise.BITWISE, sequence=sequence)
 
 
 def _start(settings: Settings, order: str, size: int | None) -> Cursor:
@@ -145,6 +222,7 @@ def _start(settings: Settings, order: str, size: int | None) -> Cursor:
         size=size,
         global_batch=settings.global_batch,
         remainder=settings.remainder,
+        accumulate=settings.accumulate,
     )
 
 

@@ -1,8 +1,8 @@
 """L3. The physical plane: where batches come from, in logical order, with their receipts.
 
-A source reads; it counts nothing. All three stand on torch's loaders with a batch sampler of ours
-that starts anywhere at once, and a private generator, so that making an iterator draws nothing from
-the global streams.
+A source reads; it counts nothing. All stand on torch's loaders with a batch sampler of ours that
+starts anywhere at once, and a private generator, so that making an iterator draws nothing from the
+global streams.
 """
 
 from __future__ import annotations
@@ -17,22 +17,15 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
 from durable_core.data.cursor import Layout
 from durable_core.data.ledger import Tag
-from durable_core.data.loader.fetch import (
-    Collate,
-    MapCollate,
-    MapFetcher,
-    StreamCollate,
-    StreamFetcher,
-    Ticket,
-    is_stateful,
-)
-from durable_core.data.order import Order, wrapped_ids
+from durable_core.data.loader.fetch import Collate, Collation, MapFetcher, Pieces, Receipt, Ticket
+from durable_core.data.order import Order, spanned_ids, wrapped_ids
+from durable_core.data.packing import Packing
 from durable_core.data.rng import SampleSeeds, preserved_streams, seed_streams
-from durable_core.errors import OrderError, SpecMismatchError, UsageError
+from durable_core.errors import CorruptError, OrderError, SpecMismatchError
+from durable_core.format.ledger import RowFlag
 
 
 @dataclass(frozen=True)
@@ -42,6 +35,8 @@ class Reading:
     collate_fn: Collate
     num_workers: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+    pads: bool = False
+    """Whether batches may be filled up with masked samples."""
 
     def arguments(self) -> dict[str, Any]:
         generator = torch.Generator()
@@ -49,10 +44,12 @@ class Reading:
         return {"num_workers": self.num_workers, "generator": generator, **self.extra}
 
 
-class Source(Protocol):
-    batches: int | None
-    """Batches in one epoch, or None when only the end will tell."""
+def is_stateful(item: Any) -> bool:
+    """Whether it has ``state_dict`` and ``load_state_dict``."""
+    return all(callable(getattr(item, name, None)) for name in ("state_dict", "load_state_dict"))
 
+
+class Source(Protocol):
     def open(self, epoch: int, batch: int, state: Any) -> Iterator[tuple[Tag, Any]]:
         """(tag, the user's batch) from ``batch`` on; ``state`` is that of the tag before, or None.
 
@@ -61,7 +58,7 @@ class Source(Protocol):
 
 
 class _Feed:
-    """A batch sampler whose next pass can be set; torch's loader keeps this one object for life."""
+    """A sampler whose next pass can be set; torch's loader keeps this one object for life."""
 
     def __init__(self) -> None:
         self.tickets: Iterator[Ticket] = iter(())
@@ -84,44 +81,80 @@ class MapSource:
         reading: Reading,
         seeds: SampleSeeds | None,
     ) -> None:
-        self.batches: int | None = layout.batches
         self._order, self._layout = order, layout
         self._replica, self._replicas = replica, replicas
-        self._loader = _MapLoader(dataset, reading, seeds)
+        self._loader = MapLoader(dataset, reading, seeds)
 
     def open(self, epoch: int, batch: int, state: Any) -> Iterator[tuple[Tag, Any]]:
-        batches = self._layout.batches
+        layout = self._layout
+        batches = layout.batches_in(epoch)
         delivered = self._loader.run(self._ticket(epoch, k) for k in range(batch, batches))
         count = batch
         for receipt, content in delivered:
             count += 1
-            start, stop = self._layout.interval(receipt.batch)
-            ids = np.array(receipt.ids, dtype=np.int64)
-            yield Tag(receipt.epoch, receipt.batch, ids, stop - start, receipt.batch == batches - 1), content
+            start, stop = layout.interval(receipt.batch, epoch)
+            yield tagged(receipt, stop - start, receipt.batch == batches - 1), content
         if count != batches:
             raise OrderError(f"epoch {epoch} ended after {count} of {batches} batches")
 
     def _ticket(self, epoch: int, batch: int) -> Ticket:
-        begin = self._layout.interval(batch)[0]
-        start, stop = self._layout.share(batch, self._replica, self._replicas)
-        return Ticket(epoch, batch, start - begin, wrapped_ids(self._order, epoch, start, stop))
+        layout, replica, replicas = self._layout, self._replica, self._replicas
+        begin = layout.interval(batch, epoch)[0]
+        start, stop = layout.share(batch, replica, replicas, epoch)
+        if layout.remainder == "straddle":
+            ids, epochs = spanned_ids(self._order, layout.spans(epoch, batch, replica, replicas))
+            return Ticket(epoch, batch, start - begin, tuple(ids.tolist()), 0, Pieces(tuple(epochs.tolist())))
+        wanted = wrapped_ids(self._order, epoch, start, stop)
+        padded = layout.padded(epoch, batch, replica, replicas)
+        if padded:  # what fills it up repeats the last sample; of the whole batch, if the share has none
+            last = wanted[-1:] or wrapped_ids(self._order, epoch, layout.size - 1, layout.size)
+            wanted += last * padded
+        return Ticket(epoch, batch, start - begin, wanted, padded)
 
 
-class _MapLoader:
+class MapLoader:
     """torch's DataLoader, kept between passes so that persistent workers persist."""
 
-    def __init__(self, dataset: Any, reading: Reading, seeds: SampleSeeds | None) -> None:
+    def __init__(
+        self, dataset: Any, reading: Reading, seeds: SampleSeeds | None, packing: Packing | None = None
+    ) -> None:
         self._feed = _Feed()
         self._loader: DataLoader[Any] = DataLoader(
-            MapFetcher(dataset, seeds),
-            batch_sampler=self._feed,  # type: ignore[arg-type]  # yields tickets, not lists of ids
-            collate_fn=MapCollate(reading.collate_fn, seeds),  # type: ignore[arg-type]  # gets what MapFetcher gave
+            MapFetcher(dataset, seeds, Collation(reading.collate_fn, pads=reading.pads), packing),
+            sampler=self._feed,  # yields tickets
+            batch_size=None,  # a ticket is a whole batch
+            collate_fn=_as_it_is,
             **reading.arguments(),
         )
 
     def run(self, tickets: Iterator[Ticket]) -> Iterator[Any]:
         self._feed.tickets = tickets
         return iter(self._loader)
+
+
+def _as_it_is(fetched: Any) -> Any:
+    return fetched
+
+
+def tagged(receipt: Receipt, samples: int, last: bool, state: Any = None) -> Tag:
+    """The tag of a batch that came; ``samples`` over all replicas, as planned."""
+    if receipt.empty:
+        raise CorruptError(
+            f"epoch {receipt.epoch} batch {receipt.batch}",
+            f"all of its records were left out: {', '.join(map(str, receipt.skipped[:8]))}",
+            hint="a batch cannot be empty: mend the data, or use larger batches",
+        )
+    return Tag(
+        receipt.epoch,
+        receipt.batch,
+        np.array(receipt.ids, dtype=np.int64),
+        samples,
+        last,
+        state,
+        None if receipt.amounts is None else np.array(receipt.amounts, dtype=np.int64),
+        RowFlag.PADDED if receipt.padded else RowFlag.NONE,
+        receipt.skipped,
+    )
 
 
 class SamplerSource:
@@ -149,17 +182,17 @@ class SamplerSource:
         self._sampler, self._batch_size, self._drop_last = sampler, batch_size, drop_last
         self._seeds, self._stateful = seeds, is_stateful(sampler)
         self._states: deque[Any] = deque()
-        self._loader = _MapLoader(dataset, reading, sample_seeds)
+        self._loader = MapLoader(dataset, reading, sample_seeds)
 
     def open(self, epoch: int, batch: int, state: Any) -> Iterator[tuple[Tag, Any]]:
         self._states.clear()
         limit = None if self.batches is None else self.batches - batch
         tickets = itertools.islice(self._tickets(epoch, batch, state), limit)
         for receipt, content in self._loader.run(tickets):
-            ids = np.array(receipt.ids, dtype=np.int64)
             last = self.batches is not None and receipt.batch == self.batches - 1
             after = self._states.popleft()  # drawn in this order, delivered in this order
-            yield Tag(receipt.epoch, receipt.batch, ids, len(ids), last, after), content
+            samples = len(receipt.ids) + len(receipt.skipped)
+            yield tagged(receipt, samples, last, after), content
 
     def _tickets(self, epoch: int, batch: int, state: Any) -> Iterator[Ticket]:
         if hasattr(self._sampler, "set_epoch"):
@@ -188,50 +221,3 @@ class SamplerSource:
         ids = tuple(int(i) for i in itertools.islice(drawn, self._batch_size))
         short = len(ids) < self._batch_size
         return None if not ids or (short and self._drop_last) else ids
-
-
-class StreamSource:
-    """Batches of an iterable dataset that can save its state, through torchdata's loader.
-
-    The whole loader's state after each batch travels with the batch, so that looking ahead costs
-    nothing in exactness. Keep a dataset's state small: with workers it crosses a queue every batch.
-    Workers are started afresh for every epoch, so that each epoch begins from the dataset as given.
-    """
-
-    batches: int | None = None
-
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        batch_size: int | None,
-        drop_last: bool,
-        reading: Reading,
-        seeds: SampleSeeds | None,
-    ) -> None:
-        self._fetcher = StreamFetcher(dataset, seeds)
-        self._loader: StatefulDataLoader[Any] = StatefulDataLoader(
-            self._fetcher,
-            batch_size=batch_size,
-            drop_last=drop_last,
-            collate_fn=StreamCollate(reading.collate_fn, seeds),
-            snapshot_every_n_steps=1,
-            **reading.arguments(),
-        )
-
-    def open(self, epoch: int, batch: int, state: Any) -> Iterator[tuple[Tag, Any]]:
-        if batch and state is None:
-            raise OrderError(f"no state was recorded for batch {batch} of a stream")
-        self._fetcher.epoch = epoch
-        if state is not None:
-            self._loader.load_state_dict(copy.deepcopy(state))
-        fresh = state is None
-        for k, (ids, content) in enumerate(self._loader, start=batch):
-            fresh = False
-            after = self._loader.state_dict()  # made afresh each time, from copies
-            yield Tag(epoch, k, np.array(ids, dtype=np.int64), len(ids), state=after), content
-        if fresh:
-            raise UsageError(
-                f"the iterable dataset gave nothing in epoch {epoch}",
-                hint="its iterator must begin anew at each iter(), unless a state was just loaded",
-            )

@@ -1,0 +1,171 @@
+"""L3. Batches of a sequence (a mixture, packs, a bounded shuffle): planned in the training process.
+
+Every replica computes the whole global batch, on ids and lengths alone, and asks its workers for the
+contiguous share that is its own. The state after each batch travels with the batch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from durable_core.data.cursor import Remainder
+from durable_core.data.ledger import Tag
+from durable_core.data.loader.fetch import Pieces, Ticket
+from durable_core.data.loader.sources import MapLoader, Reading, tagged
+from durable_core.data.order import Ids
+from durable_core.data.packing import Packing
+from durable_core.data.rng import SampleSeeds
+from durable_core.data.sequence import Batch, Sequence, State
+from durable_core.errors import DurableError, UnsupportedError, UsageError
+
+Weights = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of each global batch that is one replica's."""
+
+    global_batch: int
+    remainder: Remainder
+    replica: int
+    replicas: int
+
+    def ticket(self, epoch: int, batch: int, taken: Batch) -> Ticket:
+        """Asks for this replica's samples of ``taken``, filled up if the batch is to be (see ``Layout``).
+
+        What fills a share up repeats its last sample, or that of the whole batch if it has none. Raises
+        ``UnsupportedError`` when the samples cannot be shared evenly.
+        """
+        real, places = len(taken), len(taken)
+        if self.remainder == "pad":
+            places = self.global_batch
+        if places % self.replicas:
+            raise UnsupportedError(
+                f"epoch {epoch} ends with a batch of {real} samples, which {self.replicas} replicas cannot "
+                "share evenly",
+                hint='drop_last=True leaves them out, remainder="pad" fills the batch up',
+            )
+        first = real * self.replica // self.replicas
+        last = real * (self.replica + 1) // self.replicas
+        samples = np.arange(first, last)
+        padded = places // self.replicas - (last - first)
+        if padded:
+            samples = np.append(samples, np.full(padded, last - 1 if last > first else real - 1))
+        return _ticket(epoch, batch, first, taken, samples, padded)
+
+
+class SequenceSource:
+    """A sequence read by anyone: its state is all that a restart needs, its batches are everyone's.
+
+    The state that travels is ``{"batches": number of batches before it since the run began, "sequence":
+    the sequence's own}``. ``updates`` are new weights by that number: the caller adds to it.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        sequence: Sequence,
+        share: Share,
+        *,
+        reading: Reading,
+        seeds: SampleSeeds | None,
+        packing: Packing | None = None,
+        updates: Mapping[int, Weights] | None = None,
+    ) -> None:
+        self.batches = epoch_batches(sequence, share.global_batch, share.remainder)
+        self.issued = 0
+        """Batches since the run began that have been planned: new weights cannot reach them any more."""
+        self._sequence, self._share = sequence, share
+        self._updates: Mapping[int, Weights] = {} if updates is None else updates
+        self._planned: deque[tuple[int, bool, State]] = deque()
+        self._refused: DurableError | None = None
+        self._loader = MapLoader(dataset, reading, seeds, packing)
+
+    def open(self, epoch: int, batch: int, state: Any) -> Iterator[tuple[Tag, Any]]:
+        self._planned.clear()
+        self._refused = None
+        for receipt, content in self._loader.run(self._tickets(epoch, batch, state)):
+            samples, last, after = self._planned.popleft()  # planned in this order, delivered in this order
+            yield tagged(receipt, samples, last, after), content
+        if self._refused is not None:  # only now: what was planned before it is good
+            raise self._refused
+
+    def _tickets(self, epoch: int, batch: int, state: Any) -> Iterator[Ticket]:
+        number, now = (0, None) if state is None else (state["batches"], state["sequence"])
+        if not batch:
+            now = self._sequence.start(epoch, now)
+        elif now is None:
+            raise UsageError(f"no state was recorded for batch {batch} of {self._sequence.name}")
+        whole = self._share.global_batch
+        for k in range(batch, sys.maxsize if self.batches is None else self.batches):
+            try:
+                if number in self._updates:
+                    now = reweighted(self._sequence, now, number, self._updates[number])
+                taken, now = self._sequence.take(now, whole)
+                if not len(taken) or (len(taken) < whole and self._share.remainder == "drop"):
+                    _check_not_empty(epoch, k, len(taken), whole)
+                    return
+                ticket = self._share.ticket(epoch, k, taken)
+            except DurableError as error:
+                self._refused = error
+                return
+            number += 1
+            self.issued = number
+            last = len(taken) < whole or k + 1 == self.batches
+            self._planned.append((len(taken), last, {"batches": number, "sequence": now}))
+            yield ticket
+            if last:
+                return
+
+
+def epoch_batches(sequence: Sequence, global_batch: int, remainder: Remainder) -> int | None:
+    """Batches in an epoch, as the remainder is used or left out; None when only the end will tell."""
+    batches = sequence.batches(global_batch)
+    samples = sequence.batches(1)
+    if batches is None or samples is None or remainder != "drop":
+        return batches
+    return samples // global_batch
+
+
+def reweighted(sequence: Sequence, state: State, batch: int, weights: Weights) -> State:
+    """``state`` with other weights from ``batch`` on, which counts since the run began.
+
+    Raises ``UnsupportedError`` for what has none, and what the sequence has to say against them.
+    """
+    change = getattr(sequence, "with_update", None)
+    if change is None:
+        raise UnsupportedError(
+            f"{sequence.name} has no weights that could be changed", hint="update_weights is for a Mixture"
+        )
+    changed: State = change(state, batch, weights)
+    return changed
+
+
+def _check_not_empty(epoch: int, batch: int, count: int, whole: int) -> None:
+    if batch:
+        return
+    raise UsageError(
+        f"epoch {epoch} is empty: {count} samples"
+        + (f" do not fill one global batch of {whole}, and the remainder is dropped" if count else ""),
+        hint="lower batch_size or keep the last batch (drop_last=False)" if count else "look at the sources",
+    )
+
+
+def _ticket(epoch: int, batch: int, part: int, taken: Batch, samples: Ids, padded: int) -> Ticket:
+    """The ticket of some samples of a global batch, each given by its number in it."""
+    places, packs = samples, None
+    if taken.packs is not None:
+        first, counts = taken.packs[samples], np.diff(taken.packs)[samples]
+        limits = np.concatenate([[0], np.cumsum(counts)])
+        packs = tuple(limits.tolist())
+        places = np.arange(limits[-1]) + np.repeat(first - limits[:-1], counts)
+    begins = () if taken.begins is None else tuple(taken.begins[places].tolist())
+    ends = () if taken.ends is None else tuple(taken.ends[places].tolist())
+    pieces = Pieces(tuple(taken.epochs[places].tolist()), begins, ends, packs)
+    return Ticket(epoch, batch, part, tuple(taken.ids[places].tolist()), padded, pieces)

@@ -1,0 +1,110 @@
+"""L3. What a saved state holds, and whether a loader can go on from it: decisions, with the way out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from durable_core.data.cursor import Cursor
+from durable_core.data.loader.planned import Weights
+from durable_core.errors import FormatError, SpecMismatchError
+from durable_core.types import Promise
+
+LEAD = 64
+"""Batches from the position to where new weights take effect, unless told otherwise. The same for any number
+of workers, so that changing that changes nothing."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A loader's state in parts: ``source`` {"workers", "state"}, and "updates" if there are any; ``plan`` of
+    sequences."""
+
+    cursor: Cursor
+    source: Mapping[str, Any] | None
+    plan: Mapping[str, Any] | None
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any]) -> Saved:
+        """Raises ``FormatError`` and ``UnknownVersionError`` for what is no such state."""
+        fields = dict(state)
+        source, plan = fields.pop("source", None), fields.pop("plan", None)
+        if not (source is None or (isinstance(source, Mapping) and {"workers", "state"} <= set(source))):
+            raise FormatError("cursor", f"source is {source!r:.80}")
+        return cls(Cursor.from_dict(fields), source, plan)
+
+    @property
+    def state(self) -> Any:
+        """The source's own."""
+        return None if self.source is None else self.source["state"]
+
+    @property
+    def updates(self) -> dict[int, Weights]:
+        """New weights that were yet to take effect, by the number of the batch they begin with."""
+        listed = () if self.source is None else self.source.get("updates", ())
+        return dict(listed)
+
+
+def pending(updates: Mapping[int, Weights], state: Any) -> list[list[Any]]:
+    """What of ``updates`` is yet to take effect after ``state``, as JSON; oldest first."""
+    done = state["batches"] if updates and state is not None else 0
+    return [[at, dict(weights)] for at, weights in sorted(updates.items()) if at >= done]
+
+
+def continued(recorded: Cursor, now: Cursor, promise: Promise) -> Cursor:
+    """The recorded position, as this loader counts it. Raises ``SpecMismatchError`` when it cannot go on.
+
+    The batch of one replica may change where the optimizer step keeps its samples, the promise is
+    exact order or weaker, and the position is a whole number of the new batches.
+    """
+    if recorded.global_batch != now.global_batch and promise is not Promise.BITWISE:
+        recorded = recorded.rescaled(now.global_batch, now.accumulate)
+    recorded.check_continues(now)
+    return dataclasses.replace(recorded, accumulate=now.accumulate)
+
+
+def check_workers(source: Mapping[str, Any] | None, workers: int | None) -> None:
+    """Raise ``SpecMismatchError`` unless a stream is read by as many workers as before; none is one."""
+    if source is None or source["workers"] == workers:
+        return
+    raise SpecMismatchError(
+        f"the stream was read by {source['workers']} workers and now by {workers}",
+        fields=("num_workers",),
+        hint=f"set num_workers={source['workers']}: each worker has its own position",
+    )
+
+
+def check_plan(recorded: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> None:
+    """Raise ``SpecMismatchError``, naming what differs, unless both describe one sequence."""
+    if recorded == now:
+        return
+    if recorded is None or now is None:
+        which = "an order, and is now a sequence" if recorded is None else "a sequence, and is now an order"
+        raise SpecMismatchError(f"the data was {which}", fields=("plan",), hint=_RESTORE)
+    differing = tuple(differences(recorded, now))
+    what = "; ".join(f"{name} was {old!r:.80} and is now {new!r:.80}" for name, old, new in differing[:8])
+    raise SpecMismatchError(
+        f"the sequence of the data differs from the run's: {what}",
+        fields=tuple(name for name, _, _ in differing),
+        hint=_RESTORE,
+    )
+
+
+_RESTORE = "restore the settings and data the run was started with, or start another run under another root"
+_ABSENT = "absent"
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """(dotted name, old value, new value) of every leaf in which two JSON trees differ."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        pairs = {str(key): (old.get(key, _ABSENT), new.get(key, _ABSENT)) for key in [*old, *new]}
+    elif isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)) and len(old) == len(new):
+        pairs = {str(index): pair for index, pair in enumerate(zip(old, new, strict=True))}
+    else:
+        return [] if old == new else [(path or "plan", old, new)]
+    found: list[tuple[str, Any, Any]] = []
+    for name, (before, after) in pairs.items():
+        found += differences(before, after, f"{path}.{name}" if path else name)
+    return found

@@ -1,0 +1,92 @@
+"""L3. From what a user chose (an order, a mixture, packing) to the order or sequence that says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from durable_core.data.cursor import length
+from durable_core.data.order import (
+    BLOCK_PERMUTATION,
+    FULL_PERMUTATION,
+    SEQUENTIAL,
+    Order,
+    buffered,
+    make_order,
+)
+from durable_core.data.packing import PackedSequence, Packing
+from durable_core.data.sequence import OrderedSequence, Sequence
+from durable_core.data.shuffle import BlockShuffle, BufferedShuffle
+from durable_core.errors import UnsupportedError, UsageError
+
+OrderChoice = str | BlockShuffle | BufferedShuffle
+_NAMED = (FULL_PERMUTATION, SEQUENTIAL)
+
+
+def is_mixture(dataset: Any) -> bool:
+    """Whether the dataset says itself, by ``sequence(...)``, what a batch holds: a ``Mixture`` does."""
+    return callable(getattr(dataset, "sequence", None)) and hasattr(dataset, "__getitem__")
+
+
+def make_sequence(
+    dataset: Any, choice: OrderChoice, packing: Packing | None, *, dataset_id: str, seed: int
+) -> Sequence | None:
+    """The sequence of a mixture, a bounded shuffle or packs; None where an order says it all."""
+    if is_mixture(dataset):
+        mixed: Sequence = dataset.sequence(dataset_id=dataset_id, seed=seed, packing=packing)
+        return mixed
+    if isinstance(choice, BufferedShuffle):
+        blocks = _blocks(dataset, choice)
+        sequence: Sequence = buffered.BufferedSequence(
+            blocks, buffer=choice.size, dataset_id=dataset_id, seed=seed
+        )
+    elif packing is None:
+        return None
+    else:
+        sequence = OrderedSequence(make_map_order(dataset, choice, dataset_id=dataset_id, seed=seed))
+    if packing is None:
+        return sequence
+    return PackedSequence(sequence, packing, _lengths(dataset))
+
+
+def make_map_order(dataset: Any, choice: OrderChoice, *, dataset_id: str, seed: int) -> Order:
+    """The order of a map-style dataset. Raises ``UnsupportedError`` for one that lacks what it needs."""
+    size = length(dataset)
+    if size is None:
+        raise UnsupportedError(
+            f"{type(dataset).__name__} has no length, so it has no order",
+            hint="give it __len__, or make it an IterableDataset with state_dict",
+        )
+    if isinstance(choice, BlockShuffle):
+        blocks = _blocks(dataset, choice)
+        return make_order(
+            BLOCK_PERMUTATION, size, dataset_id=dataset_id, seed=seed, blocks=blocks, window=choice.window
+        )
+    if choice not in _NAMED:
+        raise UsageError(
+            f"order {choice!r} is not one of {', '.join(map(repr, _NAMED))}",
+            hint="or a BlockShuffle(window) or BufferedShuffle(size)",
+        )
+    return make_order(str(choice), size, dataset_id=dataset_id, seed=seed)
+
+
+def _blocks(dataset: Any, choice: object) -> Any:
+    blocks = getattr(dataset, "blocks", None)
+    if blocks is None:
+        raise UnsupportedError(
+            f"{type(choice).__name__} permutes objects, and {type(dataset).__name__} does not say how many "
+            "records each holds",
+            hint="give it an attribute `blocks`: records per object, in order",
+        )
+    return blocks
+
+
+def _lengths(dataset: Any) -> Any:
+    lengths = getattr(dataset, "lengths", None)
+    if lengths is None:
+        raise UnsupportedError(
+            f"packing is planned from the number of tokens in each record, and {type(dataset).__name__} has "
+            "no `lengths`",
+            hint="build its manifest with `durable data build --lengths`, or give the dataset an attribute "
+            "`lengths` (integers, one a record)",
+        )
+    return lengths

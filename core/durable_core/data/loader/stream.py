@@ -1,0 +1,195 @@
+"""L3. Iterable datasets: items counted and seeded where they are read, and the state after each batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
+
+from durable_core.data.ledger import Tag
+from durable_core.data.loader.fetch import Collate
+from durable_core.data.loader.planned import Share
+from durable_core.data.loader.sources import Reading, is_stateful
+from durable_core.data.rng import SampleSeeds, seed_streams
+from durable_core.errors import OrderError, UsageError
+
+
+@dataclass(frozen=True)
+class StreamItem:
+    """One item of an iterable dataset and its place in its worker's stream."""
+
+    epoch: int
+    worker: int
+    workers: int
+    ordinal: int
+    value: Any
+
+    @property
+    def id(self) -> int:
+        """Unique in the epoch; a stream has no better identity."""
+        return self.ordinal * self.workers + self.worker
+
+
+class StreamFetcher(IterableDataset[StreamItem]):
+    """Stands before the user's iterable dataset. ``epoch`` is set before each pass.
+
+    Every epoch begins from the dataset as given: workers are started with a fresh copy, and without
+    workers the state it had at first is loaded again. A ``set_epoch`` of the dataset's is called.
+    """
+
+    def __init__(self, dataset: Any, seeds: SampleSeeds | None) -> None:
+        self.dataset = dataset
+        self.seeds = seeds
+        self.epoch = 0
+        self._initial = _state_of(dataset)
+        self._used = False
+
+    def __iter__(self) -> StreamIterator:
+        if self._used and self._initial is not None:
+            self.dataset.load_state_dict(copy.deepcopy(self._initial))
+        self._used = True
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(self.epoch)
+        return StreamIterator(self.dataset, self.seeds, self.epoch)
+
+
+class StreamIterator(Iterator[StreamItem]):
+    """Counts and seeds; its state holds the count, and the dataset's or its iterator's own state.
+
+    The dataset's iterator is made at the first need, so that a loaded state is in place before any
+    of the dataset's code runs: first the dataset's state, then ``iter``, then the iterator's state.
+    Before its first item it has none: a worker's share is often only settled by ``iter``.
+    """
+
+    def __init__(self, dataset: Any, seeds: SampleSeeds | None, epoch: int) -> None:
+        info = get_worker_info()
+        self._worker, self._workers = (0, 1) if info is None else (info.id, info.num_workers)
+        self._dataset, self._seeds, self._epoch = dataset, seeds, epoch
+        self._iterator: Iterator[Any] | None = None
+        self._ordinal = 0
+        self._replayed = 0  # items to pass over first, when only their number is known
+
+    def __iter__(self) -> StreamIterator:
+        return self
+
+    def __next__(self) -> StreamItem:
+        while self._ordinal < self._replayed:
+            self._take()
+        value = self._take()
+        return StreamItem(self._epoch, self._worker, self._workers, self._ordinal - 1, value)
+
+    def _take(self) -> Any:
+        if self._seeds is not None:
+            seeds = self._seeds.stream(self._epoch, self._worker, self._ordinal)
+            seed_streams(seeds, torch.default_generator)
+        if self._iterator is None:
+            self._iterator = iter(self._dataset)
+        value = next(self._iterator)
+        self._ordinal += 1
+        return value
+
+    def state_dict(self) -> dict[str, Any]:
+        ordinal = max(self._ordinal, self._replayed)
+        if not ordinal:
+            return {"ordinal": 0, "dataset": None, "iterator": None}
+        return {
+            "ordinal": ordinal,
+            "dataset": _state_of(self._dataset),
+            "iterator": _state_of(self._iterator),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["dataset"] is None and state["iterator"] is None:  # at the start, or the weakest promise
+            self._replayed = state["ordinal"]
+            return
+        self._ordinal = state["ordinal"]
+        if state["dataset"] is not None:
+            self._dataset.load_state_dict(state["dataset"])
+        if state["iterator"] is not None:
+            iterator = iter(self._dataset)
+            iterator.load_state_dict(state["iterator"])
+            self._iterator = iterator
+
+
+class StreamCollate:
+    """Collates items of one worker; without automatic batching it gets a single item.
+
+    ``share`` says which part of a global batch is this replica's.
+    """
+
+    def __init__(self, collate_fn: Collate, seeds: SampleSeeds | None, share: Share | None) -> None:
+        self._collate_fn = collate_fn
+        self._seeds = seeds
+        self._share = share
+
+    def __call__(self, fetched: StreamItem | list[StreamItem]) -> tuple[tuple[int, ...], int, Any]:
+        items, count = self._own(fetched if isinstance(fetched, list) else [fetched])
+        first = items[0]
+        if self._seeds is not None:
+            seeds = self._seeds.stream_collate(first.epoch, first.worker, first.ordinal)
+            seed_streams(seeds, torch.default_generator)
+        values = [item.value for item in items] if isinstance(fetched, list) else first.value
+        return tuple(item.id for item in items), count, self._collate_fn(values)
+
+    def _own(self, items: list[StreamItem]) -> tuple[list[StreamItem], int]:
+        """This replica's items, and how many all replicas have."""
+        share, count = self._share, len(items)
+        if share is None or share.replicas == 1:
+            return items, count
+        own = items[count * share.replica // share.replicas : count * (share.replica + 1) // share.replicas]
+        return own, count
+
+
+def _state_of(item: Any) -> Any:
+    """A copy: a dataset may well return the very list that it goes on changing."""
+    return copy.deepcopy(item.state_dict()) if is_stateful(item) else None
+
+
+class StreamSource:
+    """Batches of an iterable dataset that can save its state, through torchdata's loader.
+
+    Several replicas each read the whole stream, and take their ``share`` of each global batch; no share
+    means that the dataset makes its own batches.
+
+    The whole loader's state after each batch travels with the batch, so that looking ahead costs
+    nothing in exactness. Keep a dataset's state small: with workers it crosses a queue every batch.
+    Workers are started afresh for every epoch, so that each epoch begins from the dataset as given.
+    """
+
+    batches: int | None = None
+
+    def __init__(
+        self, dataset: Any, share: Share | None, *, reading: Reading, seeds: SampleSeeds | None
+    ) -> None:
+        self._fetcher = StreamFetcher(dataset, seeds)
+        self._loader: StatefulDataLoader[Any] = StatefulDataLoader(
+            self._fetcher,
+            batch_size=None if share is None else share.global_batch,
+            drop_last=share is not None and share.remainder == "drop",
+            collate_fn=StreamCollate(reading.collate_fn, seeds, share),
+            snapshot_every_n_steps=1,
+            **reading.arguments(),
+        )
+
+    def open(self, epoch: int, batch: int, state: Any) -> Iterator[tuple[Tag, Any]]:
+        if batch and state is None:
+            raise OrderError(f"no state was recorded for batch {batch} of a stream")
+        self._fetcher.epoch = epoch
+        if state is not None:
+            self._loader.load_state_dict(copy.deepcopy(state))
+        fresh = state is None
+        for k, (ids, samples, content) in enumerate(self._loader, start=batch):
+            fresh = False
+            after = self._loader.state_dict()  # made afresh each time, from copies
+            yield Tag(epoch, k, np.array(ids, dtype=np.int64), samples, state=after), content
+        if fresh:
+            raise UsageError(
+                f"the iterable dataset gave nothing in epoch {epoch}",
+                hint="its iterator must begin anew at each iter(), unless a state was just loaded",
+            )
