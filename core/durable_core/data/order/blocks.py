@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from durable_core.errors import UsageError
 
 BLOCK_PERMUTATION = "block_prp_v1"
 DEFAULT_WINDOW = 8
+FEW = 16  # objects up to which comparing with each is faster than a search
 MAX_RUNS = 4096  # beyond that a description leaves the sizes out: it goes into every checkpoint
 
 Sizes = npt.ArrayLike
@@ -82,6 +84,13 @@ class _Epoch(NamedTuple):
     starts: Ids  # [windows + 1] positions where the windows begin
 
 
+class _Window(NamedTuple):
+    epoch: int
+    begin: int  # positions
+    end: int
+    records: Bijection  # of [0, end - begin), giving record ids
+
+
 class BlockPermutation:
     """``block_prp_v1`` (see the module): random access, O(objects) memory, one window of ids cached.
 
@@ -111,17 +120,15 @@ class BlockPermutation:
         }  # fmt: skip
         self._context, self._seed = (BLOCK_PERMUTATION, dataset_id, source, window), seed
         self._epoch: _Epoch | None = None
-        self._records: tuple[int, int, Bijection] | None = None  # of one epoch and window
+        self._window: _Window | None = None
 
     def ids(self, epoch: int, start: int, stop: int) -> Ids:
         check_range(self, epoch, start, stop)
-        plan = self._plan(epoch)
-        parts: list[Ids] = []
+        parts = []
         while start < stop:
-            window = int(np.searchsorted(plan.starts, start, side="right")) - 1
-            begin, end = plan.starts[window : window + 2].tolist()
-            until = min(stop, end)
-            parts.append(self._in_window(plan, window).values(start - begin, until - begin))
+            window = self._window_at(epoch, start)
+            until = min(stop, window.end)
+            parts.append(window.records.values(start - window.begin, until - window.begin))
             start = until
         if len(parts) == 1:
             return parts[0]
@@ -137,19 +144,27 @@ class BlockPermutation:
             self._epoch = _Epoch(epoch, objects, firsts, starts)
         return self._epoch
 
-    def _in_window(self, plan: _Epoch, window: int) -> Bijection:
-        kept = self._records
-        if kept is not None and kept[:2] == (plan.number, window):
-            return kept[2]
+    def _window_at(self, epoch: int, position: int) -> _Window:
+        kept = self._window
+        if kept is not None and kept.epoch == epoch and kept.begin <= position < kept.end:
+            return kept
+        plan = self._plan(epoch)
+        window = int(np.searchsorted(plan.starts, position, side="right")) - 1
+        begin, end = plan.starts[window : window + 2].tolist()
         objects = plan.objects[plan.firsts[window] : plan.firsts[window + 1]]
         ends = np.cumsum(self.blocks.counts[objects])
         shifts = self.blocks.begins[objects] - (ends - self.blocks.counts[objects])
+        keys = derive_keys(*self._context, "records", epoch, self._seed, window)
+        records = Bijection(end - begin, keys, partial(_record_ids, ends, shifts))
+        self._window = _Window(epoch, begin, end, records)
+        return self._window
 
-        def record_ids(places: Ids) -> Ids:
-            ids: Ids = places + shifts[np.searchsorted(ends, places, side="right")]
-            return ids
 
-        keys = derive_keys(*self._context, "records", plan.number, self._seed, window)
-        records = Bijection(int(ends[-1]), keys, record_ids)
-        self._records = (plan.number, window, records)
-        return records
+def _record_ids(ends: Ids, shifts: Ids, places: Ids) -> Ids:
+    """Places in a window as record ids: object i of it holds places below ``ends[i]``, ``shifts[i]`` off."""
+    if len(ends) > FEW:
+        return places + shifts[np.searchsorted(ends, places, side="right")]
+    which = np.zeros(len(places), dtype=np.int8)
+    for end in ends[:-1]:
+        which += (places >= end).view(np.int8)
+    return places + shifts[which]
