@@ -205,6 +205,7 @@ def test_what_is_no_description_is_refused() -> None:
     for broken in (
         {},
         {**said, "size": "many"},
+        {"name": said["name"], "size": SIZE, "blocks": said["blocks"]},
         {**said, "blocks": [[1]]},
         {**said, "blocks": [[1, -5]]},
         {**said, "name": "block_prp_v1:two:x"},

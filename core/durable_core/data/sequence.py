@@ -74,7 +74,7 @@ class OrderedSequence:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.name = order.name
-        self.description: Mapping[str, Any] = {"name": order.name, "size": order.size}
+        self.description: Mapping[str, Any] = order.description
 
     def batches(self, global_batch: int) -> int | None:
         return -(-self.order.size // global_batch)

@@ -76,8 +76,9 @@ def read_description(value: Mapping[str, Any]) -> Description:
     try:
         runs = value.get("blocks")
         blocks = None if runs is None else Blocks.from_runs(runs)
-        context = str(value.get("dataset_id", "")), str(value.get("source", ""))
-        return Description(str(value["name"]), int(value["size"]), *context, blocks)
+        name = str(value["name"])
+        dataset_id = "" if name == SEQUENTIAL else str(value["dataset_id"])  # never made up: it is in the key
+        return Description(name, int(value["size"]), dataset_id, str(value.get("source", "")), blocks)
     except (AttributeError, KeyError, TypeError, ValueError, UsageError) as error:
         raise FormatError("order", f"not a description: {value!r:.200}: {error}") from error
 
