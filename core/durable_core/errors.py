@@ -158,22 +158,18 @@ class CoverageError(CorruptError):
 
 class SkippedRecord(CorruptError):
     """``dataset[i]`` raises it for a record that its declared policy leaves out: the batch goes on with a
-    sample fewer, and the ledger names the record. Anything else raised there ends the pass."""
+    sample fewer, and the ledger names the record. Anything else raised there ends the pass.
+
+    ``key`` names the object, ``ordinal`` the record in it and ``id`` the one in the dataset, if known.
+    """
+
+    def __init__(self, key: str, reason: str, *, id: int | None = None, ordinal: int | None = None) -> None:
+        super().__init__(key, reason)
+        self.id, self.ordinal = id, ordinal
 
 
 class JournalBrokenError(CorruptError):
     """The hash chain of the journal does not hold."""
-
-
-class SkippedRecord(DurableError):
-    """A record is left out because the declared policy says so. A loader makes a ledger row of it.
-
-    ``id`` in the dataset, ``object`` and ``ordinal`` in that; ``reason`` says what was wrong.
-    """
-
-    def __init__(self, id: int, object: str, ordinal: int, reason: str) -> None:
-        super().__init__(f"record {id} ({object}: record {ordinal}) is left out by policy: {reason}")
-        self.id, self.object, self.ordinal, self.reason = id, object, ordinal, reason
 
 
 # --- retry ---------------------------------------------------------------------------------
@@ -233,8 +229,12 @@ class DataUnavailableError(DurableError):
         self.reason = reason
 
 
-class CacheFullError(DurableError):
-    """The data cache has no room that is not in use; the message has the numbers. Nothing was removed."""
+class CacheError(DurableError):
+    """The local data cache cannot be used; the data can still be read where it lies."""
+
+
+class CacheFullError(CacheError):
+    """There is no room in it that is not in use; the message has the numbers."""
 
 
 class ExhaustedError(UsageError):

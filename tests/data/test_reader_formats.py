@@ -1,4 +1,4 @@
-"""Every reader keeps one contract: the records, by ordinal, in any order; or an error with the object's name."""
+"""Every reader keeps one contract: records by ordinal, in any order; or an error with the object's name."""
 
 from __future__ import annotations
 

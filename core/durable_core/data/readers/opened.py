@@ -1,0 +1,185 @@
+"""L3. The objects of a dataset that a process has open: found, verified, indexed, and closed again.
+
+All state here belongs to one process. An object that is used by a thread is closed when that is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from durable_core.data.cache import DataCache
+from durable_core.data.files import File, LocalFile, Location, Stat
+from durable_core.data.readers.base import Held, ObjectReader
+from durable_core.data.readers.registry import companion_of, open_object
+from durable_core.data.readers.tables import kept_index
+from durable_core.errors import DigestMismatchError, FormatError
+
+Verify = Literal["open", "size"]
+
+
+class Described(Protocol):
+    """What a manifest says of one object."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def records(self) -> int: ...
+
+
+@dataclass
+class _Open:
+    """``stack`` closes the reader, and lets go of what its object is held with."""
+
+    reader: ObjectReader
+    stack: ExitStack
+    users: int = 0
+    evicted: bool = False
+
+
+class Objects:
+    """Readers of a manifest's objects, at most ``most`` open; ``use`` opens what is not.
+
+    ``verify``: ``open`` digests an object once a process before its first record is given (again when its
+    stamp has changed since); ``size`` compares sizes only. What comes through a cache is verified there.
+    """
+
+    def __init__(
+        self,
+        objects: Sequence[Described],
+        location: Location,
+        format: str,
+        *,
+        columns: Sequence[str] | None,
+        verify: Verify,
+        cache: DataCache | None,
+        index_dir: Path | None,
+        held: Held,
+        most: int,
+    ) -> None:
+        self._objects, self._location, self._format = objects, location, format
+        self._columns, self._verify, self._cache = columns, verify, cache
+        self._index_dir, self._held, self._most = index_dir, held, most
+        self._by_name = {item.name: item for item in objects}
+        self._lock = threading.Lock()
+        self._opening = [threading.Lock() for _ in range(16)]  # two threads open one object once
+        self._open: OrderedDict[int, _Open] = OrderedDict()
+        self._verified: dict[str, Stat] = {}
+
+    @contextmanager
+    def use(self, number: int) -> Iterator[ObjectReader]:
+        """The reader of object ``number``, which stays open meanwhile.
+
+        Raises ``ObjectNotFoundError``, ``DigestMismatchError`` or ``FormatError`` naming the object, and
+        ``DataUnavailableError`` when it cannot be read.
+        """
+        entry = self._enter(number)
+        try:
+            yield entry.reader
+        finally:
+            with self._lock:
+                entry.users -= 1
+                done = entry.evicted and not entry.users
+            if done:
+                entry.stack.close()
+
+    def again(self, number: int) -> None:
+        """Forget object ``number`` and every copy of it: the next use fetches and verifies it anew."""
+        item = self._objects[number]
+        with self._lock:
+            entry = self._open.pop(number, None)
+            self._verified.pop(item.name, None)
+            idle = entry is not None and not entry.users
+            if entry is not None:
+                entry.evicted = True
+        if entry is not None and idle:
+            entry.stack.close()
+        if self._cache is not None:
+            self._cache.drop(item.digest)
+            companion = companion_of(self._format, item.name)
+            if companion is not None:
+                self._cache.drop(self._described(companion).digest)
+
+    def close(self) -> None:
+        with self._lock:
+            entries = list(self._open.values())
+            self._open.clear()
+            for entry in entries:
+                entry.evicted = True
+            idle = [entry for entry in entries if not entry.users]
+        for entry in idle:
+            entry.stack.close()
+
+    def _enter(self, number: int) -> _Open:
+        with self._opening[number % len(self._opening)]:
+            with self._lock:
+                entry = self._open.get(number)
+                if entry is not None:
+                    self._open.move_to_end(number)
+                    entry.users += 1
+                    return entry
+            entry = self._opened(self._objects[number])
+            entry.users = 1
+            with self._lock:
+                self._open[number] = entry
+                surplus = [self._open.popitem(last=False)[1] for _ in range(len(self._open) - self._most)]
+                for old in surplus:
+                    old.evicted = True
+                idle = [old for old in surplus if not old.users]
+        for old in idle:
+            old.stack.close()
+        return entry
+
+    def _opened(self, item: Described) -> _Open:
+        with ExitStack() as stack:
+            file = self._found(item, stack)
+            name = companion_of(self._format, item.name)
+            companion = None if name is None else self._found(self._described(name), stack)
+            index = None
+            if self._index_dir is not None and companion is None:
+                index = kept_index(self._index_dir, item.digest, self._format, file, item.records)
+            reader = open_object(
+                self._format, file, index, self._columns, companion=companion, held=self._held
+            )
+            stack.callback(reader.close)
+            if len(reader) != item.records:
+                raise FormatError(item.name, f"{len(reader)} records where the manifest says {item.records}")
+            return _Open(reader, stack.pop_all())
+
+    def _described(self, name: str) -> Described:
+        if name not in self._by_name:
+            raise FormatError(name, "is not in the manifest, and the records lie in it")
+        return self._by_name[name]
+
+    def _found(self, item: Described, stack: ExitStack) -> File:
+        """The object's file, verified as declared."""
+        file = self._location.file(item.name)
+        if self._cache is not None:
+            fetched = self._cache.open(item.digest, item.nbytes, file.chunks, name=item.name)
+            path = stack.enter_context(fetched).path
+            local = LocalFile(path.parent, path.name)
+            local.name = item.name  # what errors call it; in the cache it is named by its digest
+            return local
+        stat = file.stat()
+        if stat.nbytes != item.nbytes:
+            raise DigestMismatchError(item.name, f"{stat.nbytes} bytes where the manifest says {item.nbytes}")
+        if self._verify == "open" and (stat.stamp is None or self._verified.get(item.name) != stat):
+            digest = hashlib.sha256()
+            for chunk in file.chunks():
+                digest.update(chunk)
+            if "sha256:" + digest.hexdigest() != item.digest:
+                raise DigestMismatchError(item.name, f"content is not {item.digest}")
+            self._verified[item.name] = stat
+        return file

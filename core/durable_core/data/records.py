@@ -1,0 +1,335 @@
+"""L3. A dataset read by its manifest: any record by its id, from a directory, a store or a cache.
+
+What the manifest says is checked before a record is given; what is not so is an error that names object
+and record, or what the declared policy makes of it. Nothing is left out in silence.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from durable_core.data.cache import DataCache
+from durable_core.data.files import LocalLocation, Location, open_location
+from durable_core.data.manifest.model import DatasetManifest
+from durable_core.data.manifest.store import load, load_lengths
+from durable_core.data.readers.ahead import ReadAhead
+from durable_core.data.readers.base import DEFAULT_HELD, Held, Record
+from durable_core.data.readers.opened import Objects, Verify
+from durable_core.data.readers.registry import detect, parse
+from durable_core.errors import (
+    CorruptError,
+    DataUnavailableError,
+    FormatError,
+    ObjectNotFoundError,
+    RecordError,
+    SkippedRecord,
+    SpecMismatchError,
+    UsageError,
+)
+
+OnBad = Literal["fail", "refetch", "quarantine", "skip"]
+POLICIES: tuple[OnBad, ...] = ("fail", "refetch", "quarantine", "skip")
+
+_BAD = (CorruptError, ObjectNotFoundError)
+"""What a policy is about. A store that does not answer (``DataUnavailableError``) is not bad input."""
+
+_Outcome = tuple[Record, BaseException | None]
+"""A record, or the error to raise for it."""
+
+
+class RecordDataset:
+    """Map-style: ``dataset[i]`` is record i of the manifest, transformed.
+
+    Picklable, and safe to fork: files, threads and decoded data belong to the process that opened them.
+
+    Args:
+        manifest: says which objects, in which order, with what content.
+        where: a directory, a URL, or a ``Location``.
+        format: of the objects (see ``readers.registry``); default: the manifest's, or what names tell.
+        cache: verified local copies by digest; without one, objects are read where they are.
+        columns: only these of each record.
+        transform: what ``dataset[i]`` makes of a record. It runs in the thread that asks, under the
+            randomness of the sample.
+        lengths, loss_lengths: int64 [records], tokens and loss tokens of each record, for packing and
+            mixtures by tokens (``manifest.load_lengths``).
+        verify: without a cache, ``open`` digests each object once a process before it is read (a pass
+            over it); ``size`` compares sizes only.
+        on_bad: what becomes of bad input: an object that is missing, truncated or has another content, a
+            record that does not decode. ``fail`` raises. ``refetch`` drops every copy and reads again from
+            the origin, ``refetches`` times, then raises. ``skip`` leaves a record out; ``quarantine`` does,
+            and does not look at an object again that was missing or not as the manifest says. (A record that
+            does not decode is left out alone under both: which others would follow it would depend on who
+            read it first.) Left out means ``SkippedRecord``, of which a ``DurableLoader`` makes a row of the
+            ledger.
+        quarantined: names of objects to leave out from the start; as ``quarantined`` of an earlier run said.
+        max_skipped: raise when more records than this would be left out in one process.
+        index_dir: where tables of offsets are kept, by digest; without it each process that reads a format
+            without an index (JSON lines, text, tar, zstd) makes them when it opens an object.
+        read_ahead: threads behind ``prefetch``. Default: 8, and 0 where everything is on a local disk.
+        ahead_items, ahead_bytes: bounds of what ``prefetch`` holds (bytes as stored).
+        held_bytes: bound of decoded row groups and frames.
+        max_open: objects open at once.
+
+    Raises:
+        UsageError: an argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        manifest: DatasetManifest,
+        where: str | os.PathLike[str] | Location,
+        *,
+        format: str | None = None,
+        cache: DataCache | None = None,
+        columns: Sequence[str] | None = None,
+        transform: Callable[[Record], Any] | None = None,
+        lengths: ArrayLike | None = None,
+        loss_lengths: ArrayLike | None = None,
+        verify: Verify = "open",
+        on_bad: OnBad = "fail",
+        refetches: int = 2,
+        quarantined: Sequence[str] = (),
+        max_skipped: int | None = None,
+        index_dir: str | os.PathLike[str] | None = None,
+        read_ahead: int | None = None,
+        ahead_items: int = 256,
+        ahead_bytes: int = 64 << 20,
+        held_bytes: int = DEFAULT_HELD,
+        max_open: int = 64,
+    ) -> None:
+        if on_bad not in POLICIES or verify not in ("open", "size"):
+            raise UsageError(
+                f"on_bad {on_bad!r}, verify {verify!r}", hint=f"on_bad is one of {', '.join(POLICIES)}"
+            )
+        if min(ahead_items, ahead_bytes, max_open) < 1 or min(read_ahead or 0, refetches) < 0:
+            raise UsageError(
+                "ahead_items, ahead_bytes and max_open must be 1 or more, the others not negative"
+            )
+        names = {item.name for item in manifest.objects}
+        if unknown := sorted(set(quarantined) - names):
+            raise UsageError(f"quarantined: no object {unknown[0]!r} in the manifest")
+        self.manifest = manifest
+        self.dataset_id = manifest.dataset_id
+        self.format = format or manifest.about.format or _format_of(manifest)
+        self.transform = transform
+        self.on_bad: OnBad = on_bad
+        self.blocks = np.array([item.records for item in manifest.objects if item.records], dtype=np.int64)
+        self.lengths = _per_record("lengths", lengths, manifest)
+        self.loss_lengths = _per_record("loss_lengths", loss_lengths, manifest)
+        self._location = where if isinstance(where, Location) else open_location(where)
+        self._columns = None if columns is None else tuple(columns)
+        self._cache, self._verify, self._refetches = cache, verify, refetches
+        self._quarantined = dict.fromkeys(quarantined, "declared")
+        self._skipped, self._max_skipped = set[int](), max_skipped
+        self._index_dir = None if index_dir is None else Path(index_dir)
+        local = isinstance(self._location, LocalLocation) and cache is None
+        self._threads = (0 if local else 8) if read_ahead is None else read_ahead
+        self._ahead_bounds = {"max_items": ahead_items, "max_bytes": ahead_bytes}
+        self._held_bytes, self._max_open = held_bytes, max_open
+        self._starts = np.array([item.start for item in manifest.objects], dtype=np.int64)
+        self._processes: dict[int, _Process] = {}
+
+    @classmethod
+    def open(
+        cls,
+        manifest: str | os.PathLike[str],
+        where: str | os.PathLike[str] | Location | None = None,
+        **more: Any,
+    ) -> RecordDataset:
+        """The dataset of the manifest in a file, with the lengths beside it if it has any.
+
+        ``where``: default, the directory the manifest lies in. ``more``: as for the class.
+        """
+        loaded = load(manifest)
+        if loaded.about.lengths is not None:
+            more.setdefault("lengths", load_lengths(manifest, loaded))
+        return cls(loaded, Path(manifest).parent if where is None else where, **more)
+
+    def __len__(self) -> int:
+        return self.manifest.records
+
+    def __getitem__(self, id: int) -> Any:
+        """Record ``id``, transformed.
+
+        Raises ``RecordError``, ``FormatError``, ``DigestMismatchError`` or ``ObjectNotFoundError`` naming the
+        object (and record), ``SkippedRecord`` where the policy leaves the record out,
+        ``DataUnavailableError`` when the store does not answer, ``IndexError`` outside [0, len).
+        """
+        id = operator.index(id)
+        if not 0 <= id < len(self):
+            raise IndexError(f"record {id} of {len(self)}")
+        process = self._here()
+        outcome = None if process.ahead is None else process.ahead.take(id)
+        record, error = outcome or self._outcomes([id])[0]
+        if error is not None:
+            raise error
+        return record if self.transform is None else self.transform(record)
+
+    def prefetch(self, ids: Sequence[int]) -> None:
+        """Begin to read these, within the bounds; does not wait. What goes wrong is raised for its own id."""
+        ahead = self._here().ahead
+        if ahead is not None:
+            ahead.begin([operator.index(id) for id in ids if 0 <= id < len(self)])
+
+    def locate(self, id: int) -> tuple[str, int]:
+        """The object that record ``id`` is in, and its ordinal there."""
+        item = self.manifest.objects[self._number(id)]
+        return item.name, id - item.start
+
+    @property
+    def quarantined(self) -> dict[str, str]:
+        """Objects left out in this process, and why; give the names to the next run to leave them out."""
+        return dict(self._quarantined)
+
+    def check_tokenizer(self, digest: str) -> None:
+        """Raises ``SpecMismatchError`` unless the manifest was built with the tokenizer of this digest."""
+        built = self.manifest.about.tokenizer.digest
+        if digest != built:
+            raise SpecMismatchError(
+                f"the tokenizer is {digest}, and the dataset was made with {built or 'none that it names'}",
+                fields=("tokenizer",),
+                hint="use that tokenizer, or build a manifest with this one",
+            )
+
+    def close(self) -> None:
+        """Let go of files, threads and what was read ahead, in this process. It can be used again."""
+        process = self._processes.get(os.getpid())
+        if process is not None:
+            process.close()
+            del self._processes[os.getpid()]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_processes": {}}
+
+    # --- this process ------------------------------------------------------------------------------
+
+    def _here(self) -> _Process:
+        """What this process has open; after a fork, nothing: threads and locks stayed in the parent."""
+        pid = os.getpid()
+        return self._processes.get(pid) or self._processes.setdefault(pid, self._afresh())
+
+    def _afresh(self) -> _Process:
+        """Nothing is open in it yet, so that of two threads that make one the second's is only dropped."""
+        objects = Objects(
+            self.manifest.objects,
+            self._location,
+            self.format,
+            columns=self._columns,
+            verify=self._verify,
+            cache=self._cache,
+            index_dir=self._index_dir,
+            held=Held(self._held_bytes),
+            most=self._max_open,
+        )
+        if not self._threads:
+            return _Process(objects, None)
+        bounds, threads = self._ahead_bounds, self._threads
+        return _Process(
+            objects,
+            ReadAhead(self._outcomes, group=self._number, cost=self._stored, threads=threads, **bounds),
+        )
+
+    def _number(self, id: int) -> int:
+        """The object of a record. Of objects that begin at one id only the last has records."""
+        return int(np.searchsorted(self._starts, id, side="right")) - 1
+
+    def _stored(self, id: int) -> int:
+        item = self.manifest.objects[self._number(id)]
+        return item.nbytes // item.records
+
+    # --- reading, by policy ------------------------------------------------------------------------
+
+    def _outcomes(self, ids: Sequence[int]) -> list[_Outcome]:
+        """For each of some ids of one object; what the object or a record can be blamed for is not raised."""
+        number = self._number(ids[0])
+        item = self.manifest.objects[number]
+        if item.name in self._quarantined:
+            return [self._left_out(id, number, self._quarantined[item.name]) for id in ids]
+        try:
+            return [(record, None) for record in self._read(number, [id - item.start for id in ids])]
+        except _BAD as error:
+            if len(ids) == 1:
+                return [self._judged(ids[0], number, error)]
+        except DataUnavailableError as error:
+            return [(None, error)] * len(ids)
+        return [self._outcomes([id])[0] for id in ids]
+
+    def _read(self, number: int, ordinals: Sequence[int]) -> list[Record]:
+        objects = self._here().objects
+        with objects.use(number) as reader:
+            return reader.read(ordinals)
+
+    def _judged(self, id: int, number: int, error: CorruptError | ObjectNotFoundError) -> _Outcome:
+        """What the policy makes of a record that could not be read."""
+        item = self.manifest.objects[number]
+        if self.on_bad == "refetch":
+            for _ in range(self._refetches):
+                self._here().objects.again(number)
+                try:
+                    return self._read(number, [id - item.start])[0], None
+                except _BAD as another:
+                    error = another
+        if self.on_bad in ("fail", "refetch"):
+            return None, error
+        if self._root_is_gone(error):
+            return None, DataUnavailableError(item.name, f"nothing is at {self._location.url}")
+        if self.on_bad == "quarantine" and not isinstance(error, RecordError):
+            self._quarantined[item.name] = error.message
+        return self._left_out(id, number, error.message)
+
+    def _left_out(self, id: int, number: int, reason: str) -> _Outcome:
+        item = self.manifest.objects[number]
+        self._skipped.add(id)
+        if self._max_skipped is not None and len(self._skipped) > self._max_skipped:
+            said = f"more than max_skipped={self._max_skipped} records would be left out: {reason}"
+            return None, CorruptError(item.name, said)
+        ordinal = id - item.start
+        said = f"record {ordinal} (id {id}) is left out by on_bad={self.on_bad!r}: {reason}"
+        return None, SkippedRecord(item.name, said, id=id, ordinal=ordinal)
+
+    def _root_is_gone(self, error: CorruptError | ObjectNotFoundError) -> bool:
+        """A directory that is not mounted is no reason to leave out every record of it."""
+        location = self._location
+        missing = isinstance(error, ObjectNotFoundError)
+        return missing and isinstance(location, LocalLocation) and not location.root.is_dir()
+
+
+@dataclass(frozen=True)
+class _Process:
+    """What one process has open."""
+
+    objects: Objects
+    ahead: ReadAhead[_Outcome] | None
+
+    def close(self) -> None:
+        if self.ahead is not None:
+            self.ahead.close()
+        self.objects.close()
+
+
+def _format_of(manifest: DatasetManifest) -> str:
+    kinds = {detect(item.name) for item in manifest.objects if item.records}
+    if len(kinds) != 1 or None in kinds:
+        raise UsageError(
+            "neither the manifest nor the names of its objects tell one format", hint="pass format="
+        )
+    found = kinds.pop() or ""
+    parse(found)
+    return found
+
+
+def _per_record(what: str, values: ArrayLike | None, manifest: DatasetManifest) -> NDArray[np.int64] | None:
+    if values is None:
+        return None
+    array = np.asarray(values, dtype=np.int64)
+    if array.shape != (manifest.records,):
+        raise FormatError(what, f"shape {array.shape} for {manifest.records} records")
+    return array
