@@ -34,6 +34,8 @@ MIB = 1 << 20
 #: Bytes of one request to a remote store: what a timeout or a retry is about.
 PIECE = 8 * MIB
 _BUFFER = MIB
+#: Seconds between two times that every file system tells apart.
+COARSEST_S = 2.0
 _IN_URL = ("endpoint", "region", "profile")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 #: Errors that stay as they are however often one asks.
@@ -48,6 +50,11 @@ class Stat:
     nbytes: int
     stamp: str | None
     changed: float | None = None
+
+    def settled(self, now: float) -> bool:
+        """Whether a later change is sure to change the stamp: a clock of coarse ticks gives two changes
+        within one the same time, so what changed just now is not trusted."""
+        return self.stamp is not None and (self.changed is None or now - self.changed > COARSEST_S)
 
 
 class File(ABC):

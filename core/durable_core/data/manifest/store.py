@@ -1,0 +1,160 @@
+"""L3. A manifest on disk, and what lies beside it: lengths, and what stores said of the objects.
+
+Everything is written to a private file and renamed; the manifest last. The sidecar of lengths is named by
+its digest, so that whoever has a manifest, old or new, finds the lengths that belong to it: killed at any
+instant, a build leaves the manifest before it, or the new one, whole.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from durable_core.clock import SystemClock
+from durable_core.data.files import Stat, open_file
+from durable_core.data.manifest.model import DatasetManifest
+from durable_core.data.scratch import exclusive, write_whole
+from durable_core.errors import CorruptError, DigestMismatchError, FormatError, UsageError
+from durable_core.format import canonical, digests
+from durable_core.format.fields import versioned
+
+if TYPE_CHECKING:
+    from durable_core.data.manifest.build import Built
+
+_STATS_VERSION = 1
+_AGAIN = "build the manifest again"
+
+
+@dataclass(frozen=True)
+class Previous:
+    """An earlier build: its manifest, lengths if it has any, and the stamps of the objects it read."""
+
+    manifest: DatasetManifest
+    stats: Mapping[str, Stat]
+    lengths: NDArray[np.uint32] | None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Previous:
+        """Raises as ``load`` and ``load_lengths`` do. Without stamps that belong to it, nothing is known."""
+        manifest = load(path)
+        lengths = None if manifest.about.lengths is None else load_lengths(path, manifest)
+        return cls(manifest, _load_stats(stats_path(path), manifest), lengths)
+
+
+def save(built: Built, path: str | os.PathLike[str]) -> None:
+    """Write the manifest and what belongs beside it. Raises ``UsageError`` when it cannot be written."""
+    target = Path(path)
+    lock = target.with_name(f".{target.name}.lock")
+    try:
+        with exclusive(lock, clock=SystemClock()):
+            _save(built, target)
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
+
+
+def _save(built: Built, target: Path) -> None:
+    manifest = built.manifest
+    if built.lengths is not None:
+        write_whole(lengths_path(target, manifest), _npy(built.lengths))
+    write_whole(stats_path(target), _stats_json(manifest, built.stats))
+    write_whole(target, manifest.to_json().encode())
+    _forget_lengths(target, manifest)
+
+
+def load(path: str | os.PathLike[str]) -> DatasetManifest:
+    """The manifest in a file or at a URL.
+
+    Raises ``ObjectNotFoundError``, ``DataUnavailableError``, and what ``DatasetManifest.from_json`` does.
+    """
+    file = open_file(path)
+    return DatasetManifest.from_json(file.read_range(0, file.size()), key=str(path))
+
+
+def load_lengths(path: str | os.PathLike[str], manifest: DatasetManifest | None = None) -> NDArray[np.uint32]:
+    """The lengths beside a manifest, uint32 [records], checked against it; mapped, and so read-only.
+
+    Raises ``UsageError`` when the manifest has none, ``CorruptError`` naming the sidecar when that is
+    missing, ``FormatError`` or ``DigestMismatchError`` when it is not what the manifest says.
+    """
+    manifest = manifest or load(path)
+    about = manifest.about.lengths
+    if about is None:
+        raise UsageError(f"{path} has no lengths", hint="build it with lengths")
+    where = lengths_path(Path(path), manifest)
+    try:
+        values: NDArray[np.uint32] = np.load(where, mmap_mode="r") if manifest.records else np.load(where)
+    except FileNotFoundError as error:
+        raise CorruptError(str(where), "the lengths of the manifest are missing", hint=_AGAIN) from error
+    except (ValueError, OSError, EOFError) as error:
+        raise FormatError(str(where), f"no array of lengths: {error}", hint=_AGAIN) from error
+    if values.dtype != np.dtype("<u4") or values.shape != (manifest.records,):
+        raise FormatError(
+            str(where),
+            f"{values.dtype} {values.shape} where uint32 ({manifest.records},) was due",
+            hint=_AGAIN,
+        )
+    if digests.sha256(values.tobytes()) != about.digest:
+        raise DigestMismatchError(str(where), f"lengths are not {about.digest}", hint=_AGAIN)
+    return values
+
+
+def lengths_path(path: Path, manifest: DatasetManifest) -> Path:
+    """Where the lengths lie: ``<manifest>.<16 hex digits of their digest>.lengths.npy``."""
+    about = manifest.about.lengths
+    if about is None:
+        raise UsageError(f"{path} has no lengths", hint="build it with lengths")
+    return path.with_name(f"{path.name}.{about.digest.partition(':')[2][:16]}.lengths.npy")
+
+
+def stats_path(path: str | os.PathLike[str]) -> Path:
+    """Where the stamps lie: ``<manifest>.stat.json``. Not part of the identity, and never needed to read."""
+    return Path(path).with_name(f"{Path(path).name}.stat.json")
+
+
+def _forget_lengths(path: Path, manifest: DatasetManifest) -> None:
+    """Of the manifest that stood here before. Somebody who has it open keeps it."""
+    keep = None if manifest.about.lengths is None else lengths_path(path, manifest).name
+    for old in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 16}.lengths.npy"):
+        if old.name != keep:
+            old.unlink(missing_ok=True)
+
+
+def _npy(values: NDArray[np.uint32]) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, values.astype("<u4"))
+    return stream.getvalue()
+
+
+def _stats_json(manifest: DatasetManifest, stats: Mapping[str, Stat]) -> bytes:
+    return canonical.dumps(
+        {
+            "v": _STATS_VERSION,
+            "dataset_id": manifest.dataset_id,
+            "objects": {name: [stat.nbytes, stat.stamp] for name, stat in stats.items()},
+        }
+    )
+
+
+def _load_stats(path: Path, manifest: DatasetManifest) -> dict[str, Stat]:
+    """Empty when they are of another manifest, as after a build that was killed between two files."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    fields = versioned(data, key=str(path), version=_STATS_VERSION, limit=1 << 30)
+    if fields.digest("dataset_id") != manifest.dataset_id:
+        return {}
+    found = {}
+    for name, value in fields.mapping("objects").items():
+        if not (isinstance(value, list) and [type(each) for each in value] == [int, str]):
+            fields.fail(f"has {value!r} for {name}")
+        found[name] = Stat(value[0], value[1])
+    return found
