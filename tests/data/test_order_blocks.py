@@ -87,7 +87,7 @@ def test_the_scalar_twin_agrees_on_a_window_beyond_a_table() -> None:
         (BLOCKS, 2),
         (BLOCKS, 6),
         (BLOCKS, 100),
-        ([3] * 80, 17),
+        ([3] * 300, 200),
         ([1], 1),
         ([1] * 500, 7),
         ([100] * 33, 8),

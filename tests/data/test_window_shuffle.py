@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from data_samples import Stateless, Stream, interrupted, listed, train
 from test_stream import OwnIterator
 from torch.utils.data import DataLoader
@@ -150,6 +152,15 @@ def test_an_upstream_whose_iterator_has_the_state() -> None:
     again = iter(shuffled(dataset=OwnIterator(), window=4))
     again.load_state_dict(first.state_dict())
     assert taken + list(again) == whole
+
+
+def test_reading_a_window_draws_nothing_from_the_streams_of_whoever_reads() -> None:
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = random.random(), np.random.rand(), torch.rand(()).item()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    first = list(shuffled())
+    assert (random.random(), np.random.rand(), torch.rand(()).item()) == expected
+    assert list(shuffled()) == first  # and what the upstream draws is its own
 
 
 def test_what_cannot_continue_is_refused() -> None:
