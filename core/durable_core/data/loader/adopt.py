@@ -17,6 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[imp
 from torchdata.stateful_dataloader import sampler as torchdata_samplers
 
 from durable_core.data.cursor import Layout, Remainder
+from durable_core.data.loader.sequences import is_mixture
 from durable_core.data.loader.sources import is_stateful
 from durable_core.errors import UnsupportedError, UsageError
 from durable_core.types import Promise
@@ -67,6 +68,8 @@ def arguments(
     shuffle = _shuffle(sampler, dataset)
     if shuffle is None or batch_size is None:
         return {**common, "sampler": sampler, "drop_last": drop_last}
+    if is_mixture(dataset):
+        return {**common, "shuffle": shuffle, "remainder": _mixed_remainder(dataset, common, drop_last)}
     drop_tail = isinstance(sampler, DistributedSampler) and sampler.drop_last
     remainder = _remainder(len(dataset), batch_size, place["replicas"], drop_last, drop_tail)
     return {**common, "shuffle": shuffle, "remainder": remainder}
@@ -125,6 +128,22 @@ def _remainder(size: int, batch_size: int, replicas: int, drop_last: bool, drop_
     return "wrap"
 
 
+def _mixed_remainder(dataset: Any, common: dict[str, Any], drop_last: bool) -> Remainder:
+    """A mixture's epoch has as many samples as it says, which is not its length; or nobody knows."""
+    replicas = common["replicas"]
+    if drop_last or replicas == 1:
+        return "drop" if drop_last else "short"
+    samples = dataset.sequence(seed=0).batches(1)
+    if samples is not None and samples % (common["batch_size"] * replicas) % replicas == 0:
+        return "short"
+    warnings.warn(
+        f"if an epoch of the mixture ends with a batch that {replicas} replicas cannot share evenly, that is "
+        "left out; drop_last=True says so",
+        stacklevel=4,
+    )
+    return "drop"
+
+
 # --- checks that the constructor shares -----------------------------------------------------
 
 
@@ -133,7 +152,8 @@ def check_stream(dataset: Any, *, replicas: int, promise: Promise) -> Promise:
     if replicas > 1:
         raise UnsupportedError(
             "an iterable dataset cannot be shared out between replicas: its order is its own",
-            hint="use a map-style dataset, or train on one replica",
+            hint="use a map-style dataset, one replica, or stream_shares=True: each replica then reads it "
+            "all, and takes its share of each batch",
         )
     if is_stateful(dataset):
         return Promise.BITWISE

@@ -180,7 +180,11 @@ class MapFetcher(Dataset[Any]):
     def _piece(self, record: Any, index: int, pieces: Pieces, place: int) -> Piece:
         lengths = getattr(self._dataset, "lengths", None)
         planned = None if lengths is None else int(lengths[index])
-        return Piece(record, pieces.begins[place], pieces.ends[place], planned, index)
+        weight = 1.0
+        if isinstance(record, Mapping) and isinstance(record.get("loss_weight"), (int, float)):  # a source's
+            weight = float(record["loss_weight"])
+            record = {name: value for name, value in record.items() if name != "loss_weight"}
+        return Piece(record, pieces.begins[place], pieces.ends[place], planned, index, weight)
 
     def _assembled(self, parts: list[Piece], *, counts: bool) -> Row:
         """A row; if it does not count, it only fills the batch up, and has no label."""

@@ -160,12 +160,15 @@ class DurableLoader(Answers):
         seed: int | None = None,
         promise: Promise | str = Promise.BITWISE,
         dataset_id: str | None = None,
+        **more: Any,
     ) -> DurableLoader:
         """The same batches and settings as a plain ``DataLoader``'s, in a durable order.
 
         Random, sequential and distributed samplers give way to an order of ours (a distributed one
         names replica and replicas unless these are given; its slicing gives way too). A per-replica
         batch size b makes a global batch of ``b * replicas``. A ``DurableLoader`` is bound and returned.
+        ``more``: what a plain loader cannot say (``order``, ``packing``, ``remainder`` ...), as for the
+        constructor.
 
         Raises:
             UnsupportedError: custom samplers and iterable datasets without state, sampling with
@@ -175,7 +178,8 @@ class DurableLoader(Answers):
             loader.bind(replica=replica, replicas=replicas, seed=seed)
             return loader
         place = {"replica": replica, "replicas": replicas, "seed": seed}
-        return cls(**adopt.arguments(loader, **place, promise=Promise(promise)), dataset_id=dataset_id)
+        arguments = adopt.arguments(loader, **place, promise=Promise(promise))
+        return cls(**{**arguments, "dataset_id": dataset_id, **more})
 
     def bind(
         self, *, replica: int | None = None, replicas: int | None = None, seed: int | None = None
@@ -226,7 +230,7 @@ class DurableLoader(Answers):
         saved = Saved.read(state)
         settings = dataclasses.replace(self._settings, seed=saved.cursor.seed)
         plan = self._plan if saved.cursor.seed == self.seed else make_plan(settings)
-        cursor = continued(saved.cursor, plan.start, settings.promise)
+        cursor = continued(saved, plan.start, settings.promise)
         check_workers(saved.source, self._counted_workers)
         check_plan(saved.plan, None if plan.sequence is None else plan.sequence.description)
         batches = plan.batches_in(cursor.epoch)

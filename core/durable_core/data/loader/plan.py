@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from durable_core.data.cursor import Cursor, Layout, Remainder, class_name, length
 from durable_core.data.loader.adopt import check_sampler, check_stream
 from durable_core.data.loader.planned import SequenceSource, Share, Weights, epoch_batches
-from durable_core.data.loader.sequences import OrderChoice, is_mixture, make_map_order, make_sequence
+from durable_core.data.loader.sequences import OrderChoice, make_map_order, make_sequence
 from durable_core.data.loader.sources import MapSource, Reading, SamplerSource, Source
 from durable_core.data.loader.stream import StreamSource
 from durable_core.data.order import FULL_PERMUTATION, SEQUENTIAL, Order
@@ -186,8 +186,6 @@ def _sampler_plan(settings: Settings) -> Plan:
 
 
 def _sequence_plan(settings: Settings, sequence: Sequence) -> Plan:
-    if settings.order is not None and is_mixture(settings.dataset):
-        raise UsageError("a mixture orders each of its sources itself", hint="leave order out")
     if settings.remainder not in ("drop", "short", "pad"):
         raise UnsupportedError(
             f"remainder={settings.remainder!r} takes samples of another part of an order, and "

@@ -53,16 +53,31 @@ def pending(updates: Mapping[int, Weights], state: Any) -> list[list[Any]]:
     return [[at, dict(weights)] for at, weights in sorted(updates.items()) if at >= done]
 
 
-def continued(recorded: Cursor, now: Cursor, promise: Promise) -> Cursor:
-    """The recorded position, as this loader counts it. Raises ``SpecMismatchError`` when it cannot go on.
+def continued(saved: Saved, now: Cursor, promise: Promise) -> Cursor:
+    """The saved position, as this loader counts it. Raises ``SpecMismatchError`` when it cannot go on.
 
-    The batch of one replica may change where the optimizer step keeps its samples, the promise is
-    exact order or weaker, and the position is a whole number of the new batches.
+    The batch may change where the optimizer step keeps its samples, the promise is exact order or weaker,
+    the position is a whole number of the new batches, and nothing is stamped with a number of batches.
     """
+    recorded = saved.cursor
     if recorded.global_batch != now.global_batch and promise is not Promise.BITWISE:
+        if saved.updates or _has_changes(saved.plan):
+            raise SpecMismatchError(
+                f"weights that change at a numbered batch would change elsewhere: global_batch was "
+                f"{recorded.global_batch} and is now {now.global_batch}",
+                fields=("global_batch",),
+                hint="keep batch_size x replicas as it was",
+            )
         recorded = recorded.rescaled(now.global_batch, now.accumulate)
     recorded.check_continues(now)
     return dataclasses.replace(recorded, accumulate=now.accumulate)
+
+
+def _has_changes(plan: Any) -> bool:
+    """Whether a mixture anywhere in the description has a schedule of weights."""
+    if isinstance(plan, Mapping):
+        return bool(plan.get("changes")) or any(_has_changes(value) for value in plan.values())
+    return isinstance(plan, (list, tuple)) and any(_has_changes(value) for value in plan)
 
 
 def check_workers(source: Mapping[str, Any] | None, workers: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from durable_core.data.cursor import length
@@ -32,7 +33,13 @@ def make_sequence(
 ) -> Sequence | None:
     """The sequence of a mixture, a bounded shuffle or packs; None where an order says it all."""
     if is_mixture(dataset):
-        mixed: Sequence = dataset.sequence(dataset_id=dataset_id, seed=seed, packing=packing)
+        if choice not in _NAMED:
+            raise UnsupportedError(
+                f"each source of a mixture has an order of its own, and that cannot be {choice!r} yet",
+                hint=f"use one of {', '.join(map(repr, _NAMED))}",
+            )
+        packs = None if packing is None else partial(_packed, packing)
+        mixed: Sequence = dataset.sequence(seed=seed, packing=packs, order=choice)
         return mixed
     if isinstance(choice, BufferedShuffle):
         blocks = _blocks(dataset, choice)
@@ -45,7 +52,11 @@ def make_sequence(
         sequence = OrderedSequence(make_map_order(dataset, choice, dataset_id=dataset_id, seed=seed))
     if packing is None:
         return sequence
-    return PackedSequence(sequence, packing, _lengths(dataset))
+    return _packed(packing, sequence, _lengths(dataset))
+
+
+def _packed(packing: Packing, sequence: Sequence, lengths: Any) -> Sequence:
+    return PackedSequence(sequence, packing, lengths)
 
 
 def make_map_order(dataset: Any, choice: OrderChoice, *, dataset_id: str, seed: int) -> Order:
