@@ -342,6 +342,20 @@ def test_an_object_that_a_disk_lost_is_filled_again(cache: DataCache) -> None:
     assert cache.counts.misses == 2
 
 
+def test_a_copy_is_dropped_only_if_it_is_damaged(cache: DataCache) -> None:
+    digest = digest_of(content("a"))
+    assert cache.drop(digest) is False
+    with take(cache, "a") as pinned:
+        path = pinned.path
+        assert cache.drop(digest) is False and cache.contains(digest)
+        path.chmod(0o644)
+        path.write_bytes(bytes(100))
+        assert cache.drop(digest) is True and not cache.contains(digest)
+    with take(cache, "a") as pinned:
+        assert pinned.path.read_bytes() == content("a")
+    assert private_files(cache) == []
+
+
 def test_an_empty_object_is_one(cache: DataCache) -> None:
     with cache.open(digest_of(b""), 0, lambda: iter(()), name="void") as pinned:
         assert pinned.path.read_bytes() == b""

@@ -149,9 +149,25 @@ class DataCache:
         """Whether it is here now; only ``open`` makes it stay."""
         return self._path(digest).exists()
 
-    def drop(self, digest: str) -> None:
-        """Forget the object, in use or not: its copy may be damaged. Who has it open keeps that copy."""
-        self._path(digest).unlink(missing_ok=True)
+    def drop(self, digest: str) -> bool:
+        """Read the object again, and remove it if it is not what it should be; whether it was removed.
+
+        For who has met a record that does not decode: a copy that is whole would only be fetched again as it
+        is. Who has a damaged copy open keeps it.
+        """
+        path = self._path(digest)
+        with self._turn(path, path.name), _told(f"read the cache {self.directory}"):
+            try:
+                with path.open("rb") as stream:
+                    found = hashlib.sha256()
+                    while chunk := stream.read(1 << 20):
+                        found.update(chunk)
+            except FileNotFoundError:
+                return False
+            if found.hexdigest() == path.name:
+                return False
+            path.unlink(missing_ok=True)
+            return True
 
     def usage(self) -> CacheUsage:
         """What is here now."""

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -154,9 +155,11 @@ def _renamed(faults: list[Fault], manifest: DatasetManifest, location: Location)
     items = {item.name: item for item in manifest.objects}
     sizes = {items[name].nbytes for name in missing}
     where: dict[str, str] = {}
-    for name in location.names():
-        if name not in items and location.file(name).size() in sizes:
-            where.setdefault(_digest(location, name), name)
+    for name in _listed(location):
+        # What cannot be read is not known to be one of them, and is nobody's fault here.
+        with suppress(ObjectNotFoundError, DataUnavailableError):
+            if name not in items and location.file(name).size() in sizes:
+                where.setdefault(_digest(location, name), name)
     return [
         fault if fault.name not in missing or (other := where.get(items[fault.name].digest)) is None
         else Fault(
@@ -164,6 +167,13 @@ def _renamed(faults: list[Fault], manifest: DatasetManifest, location: Location)
         )
         for fault in faults
     ]  # fmt: skip
+
+
+def _listed(location: Location) -> list[str]:
+    try:
+        return location.names()
+    except ObjectNotFoundError:
+        return []  # there is not even a directory
 
 
 def _digest(location: Location, name: str) -> str:
