@@ -232,6 +232,7 @@ def test_nonsense_is_refused() -> None:
         lambda: made([]),
         lambda: made([3, -1]),
         lambda: made([1.5]),
+        lambda: made([2**62] * 4 + [5]),  # five, if it were to wrap around
         lambda: made().ids(0, 5, SIZE + 1),
         lambda: made().ids(-1, 0, 1),
     ):

@@ -49,10 +49,9 @@ class Blocks:
             raise UsageError(f"blocks are whole records per object, in one row, not {sizes!r:.80}")
         if given.min() < 0:
             raise UsageError(f"object {int(given.argmin())} has {int(given.min())} records")
+        self.size = checked_size(int(given.sum(dtype=np.float64)))  # exact up to the limit, and no overflow
         self.counts: Ids = given[given > 0].astype(np.int64)
-        ends = np.cumsum(self.counts)
-        self.begins: Ids = ends - self.counts
-        self.size = checked_size(int(ends[-1]) if ends.size else 0)
+        self.begins: Ids = np.cumsum(self.counts) - self.counts
         content = self.counts.astype("<i8").tobytes()
         self.digest = hashlib.blake2b(content, digest_size=8).hexdigest()
 
