@@ -1,7 +1,8 @@
 """L3. ``categorical_v1``: independent draws. Draw t is a keyed hash of t, compared with integer thresholds.
 
 Source i is drawn with probability a_i / A, exact to 2^-64: it owns the 64-bit words from
-floor(2^64 (a_0 + … + a_{i-1}) / A) up to the next such threshold. No state but t.
+floor(2^64 (a_0 + … + a_{i-1}) / A) up to the next such threshold. No state but t;
+a change of weights has a key of its own.
 """
 
 from __future__ import annotations

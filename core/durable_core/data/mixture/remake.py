@@ -27,7 +27,7 @@ def remake(description: Mapping[str, Any], *, seed: int) -> MixedSequence:
         )
     try:
         lanes = [_lane(lane, seed) for lane in description["lanes"]]
-        return MixedSequence(policy, lanes, dataset_id=description["dataset_id"], seed=seed)
+        return MixedSequence(policy, lanes, seed=seed)
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError("mixture", f"{error!r} in {description!r:.200}") from error
 

@@ -57,14 +57,12 @@ class MixedSequence:
         policy: Policy,
         lanes: Ordered[Lane],
         *,
-        dataset_id: str,
         seed: int,
         tokens: Ordered[Tokens] | None = None,
     ) -> None:
         self.policy, self.name = policy, NAMES[policy.schedule]
         self.description: Mapping[str, Any] = {
             **policy.to_json(),
-            "dataset_id": dataset_id,
             "lanes": [lane.description for lane in lanes],
         }
         repeats = policy.exhaustion == "repeat"
@@ -73,7 +71,7 @@ class MixedSequence:
             for lane, source in zip(lanes, policy.sources, strict=True)
         ]
         self._passes = [lane.size for lane in lanes]
-        self._dataset_id, self._seed, self._tokens = dataset_id, seed, tokens
+        self._seed, self._tokens = seed, tokens
         self._longest = None if tokens is None else max(lengths.longest for lengths in tokens)
         sizes = [source.size for source in policy.sources]
         self._bases = [sum(sizes[:i]) for i in range(len(sizes))]
@@ -183,7 +181,8 @@ class MixedSequence:
     def _choose(self, state: State, weights: Weights, count: int) -> Ids:
         """The sources of the next ``count`` draws; fewer where one that runs out is seen, which is last."""
         if self.policy.schedule == "categorical":
-            keys = derive_keys(self.name, self._dataset_id, self._seed, state["version"])
+            sources = (field for source in self.policy.sources for field in (source.name, source.dataset_id))
+            keys = derive_keys(self.name, self._seed, state["version"], *sources)
             begins = categorical.thresholds(self._odds(weights))
             return categorical.choose(begins, keys, sum(state["draws"]), count)
         if self._tokens is None or self._longest is None:

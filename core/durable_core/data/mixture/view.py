@@ -183,7 +183,6 @@ class Mixture:
         mixed = MixedSequence(
             policy,
             [self._lane(i, seed, order, inner) for i in range(len(policy.sources))],
-            dataset_id=self.dataset_id,
             seed=seed,
             tokens=self._tokens() if policy.counts_tokens else None,
         )
