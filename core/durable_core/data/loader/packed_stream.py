@@ -91,8 +91,11 @@ class PackedStream(IterableDataset[Row]):
         self._packer = Packer(self.packing, state["packer"])
         self._documents = {int(key): _Held.decode(value) for key, value in state["documents"].items()}
         self._read = state["read"]
-        self.iterable.load_state_dict(copy.deepcopy(state["iterable"]))
-        self._loaded = (state["iterator"],)
+        if self._packer.closing:  # nothing more is read: a state left lying there would end the next pass too
+            self._loaded = (None,)
+        else:
+            self.iterable.load_state_dict(copy.deepcopy(state["iterable"]))
+            self._loaded = (state["iterator"],)
 
     def _rows(self) -> Iterator[Row]:
         packer = self._packer

@@ -90,7 +90,7 @@ def cu_seqlens(document_ids: npt.ArrayLike) -> tuple[npt.NDArray[np.int32], int]
     """``cu_seqlens`` and ``max_seqlen`` of rows laid end to end, for ``flash_attn_varlen_func``.
 
     ``document_ids``: [length] or [rows, length]; the end of a row ends a sequence, and padding is one.
-    transformers' models take them as ``cu_seq_lens_q``/``cu_seq_lens_k`` and ``max_length_q``/``max_length_k``.
+    transformers takes them as ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``.
     """
     ids = np.atleast_2d(np.asarray(document_ids))
     begins = np.ones(ids.shape, dtype=bool)

@@ -14,7 +14,7 @@ from durable_core.data.order import Ids
 from durable_core.data.packing.packer import FIELDS, Pack, Packer
 from durable_core.data.packing.policy import Packing
 from durable_core.data.sequence import Batch, Sequence, State
-from durable_core.errors import UnsupportedError, UsageError
+from durable_core.errors import OrderError, UnsupportedError, UsageError
 
 CHUNK = 256
 """Documents taken from the inner sequence at once. A state names the chunk by the inner state before
@@ -38,7 +38,8 @@ class PackedSequence:
     left early, what was open goes on into the next; otherwise it is left with the rest of that epoch.
 
     State: the inner state, a count, and the packer's residue of references: one document with greedy,
-    the open packs with best fit.
+    the open packs with best fit. Around a mixture also ``batch``, the number of batches taken: weights that
+    change at a batch do so with the first chunk begun for it, and the documents in hand are packed before.
 
     Args:
         inner: documents, one piece a sample.
@@ -67,6 +68,7 @@ class PackedSequence:
             kind = f"{self._lengths.dtype} {list(self._lengths.shape)}"
             raise UsageError(f"lengths must be integers [documents], not {kind}")
         self._lengths_id = lengths_id
+        self._at_batch = getattr(inner, "at_batch", None)
         self._chunk: _Chunk | None = None
         self._live: tuple[State, Packer] | None = None  # the packer whose state that is
 
@@ -91,12 +93,13 @@ class PackedSequence:
 
     def start(self, epoch: int, before: State | None = None) -> State:
         if before is None or not self.carries:
-            return {"inner": self.inner.start(epoch), "used": 0, "packer": Packer(self.packing).state()}
+            state = {"inner": self.inner.start(epoch), "used": 0, "packer": Packer(self.packing).state()}
+            return state if self._at_batch is None else {**state, "batch": 0}
         inner = before["inner"]
         if before["used"]:  # the epoch was left in the middle of a chunk: what was packed of it stays packed
             inner = self.inner.take(inner, before["used"])[1]
         residue = {**before["packer"], "closing": False}
-        return {"inner": self.inner.start(epoch, inner), "used": 0, "packer": residue}
+        return {**before, "inner": self.inner.start(epoch, inner), "used": 0, "packer": residue}
 
     def take(self, state: State, count: int) -> tuple[Batch, State]:
         packer = self._packer(state)
@@ -109,6 +112,8 @@ class PackedSequence:
                 continue
             if packer.closing:
                 break
+            if self._at_batch is not None and not used:
+                inner = self._at_batch(inner, state["batch"])
             chunk = self._taken(inner)
             if used < len(chunk.documents):
                 packer.offer(*chunk.documents[used])
@@ -117,9 +122,23 @@ class PackedSequence:
             inner, used = chunk.after, 0
             if chunk.last:
                 packer.flush()
-        after = {"inner": inner, "used": used, "packer": packer.state()}
+        after = {**state, "inner": inner, "used": used, "packer": packer.state()}
+        if self._at_batch is not None and packs:
+            after["batch"] += 1
         self._live = (after, packer)
         return _batch(packs), after
+
+    def with_update(self, state: State, at_batch: int, weights: Mapping[str, Any]) -> State:
+        """Other weights for a mixture inside, from a batch on; see ``MixedSequence.with_update``.
+
+        Raises ``UnsupportedError`` where there is none, ``OrderError`` when that batch was taken.
+        """
+        change = getattr(self.inner, "with_update", None)
+        if change is None:
+            raise UnsupportedError(f"{self.inner.name} has no weights that could be changed")
+        if at_batch < state["batch"]:  # the chunk in hand was begun for a batch before that one
+            raise OrderError(f"weights from global batch {at_batch} are too late: it is taken")
+        return {**state, "inner": change(state["inner"], at_batch, weights)}
 
     def _packer(self, state: State) -> Packer:
         """The one that gave ``state``, if that was the last; else a new one. It is given away."""
