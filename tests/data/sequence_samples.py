@@ -10,13 +10,14 @@ import numpy as np
 from data_samples import Drawing
 
 from durable_core.data.sequence import Batch, State
-from durable_core.errors import DurableError
+from durable_core.errors import DurableError, SkippedRecord
 
 
 @dataclass
 class Walk:
-    """Walks through ``size`` ids by steps of 7 from where the last epoch ended, ``per_epoch`` samples each (None:
-    without end), with the ordinal of the pass over the ids as what keys their randomness."""
+    """Walks through ``size`` ids by steps of 7, ``per_epoch`` samples in an epoch (None: without end).
+
+    What keys the randomness is the ordinal of the pass over the ids."""
 
     size: int
     per_epoch: int | None
@@ -55,8 +56,15 @@ class Walk:
 class Walked(Drawing):
     """A dataset that says itself what a batch holds."""
 
-    def __init__(self, size: int = 23, per_epoch: int | None = 18, *, carries: bool = True, known: bool = True,
-                 fails_at: int | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        size: int = 23,
+        per_epoch: int | None = 18,
+        *,
+        carries: bool = True,
+        known: bool = True,
+        fails_at: int | None = None,
+    ) -> None:
         super().__init__(size)
         self.walk = Walk(size, per_epoch, carries, known, fails_at)
 
@@ -71,6 +79,7 @@ class Tokens:
 
     def __init__(self, size: int = 40, bad: tuple[int, ...] = ()) -> None:
         self.lengths = np.array([1 + i * 5 % 9 for i in range(size)])
+        self.sizes = self.lengths  # what they really have
         self.blocks = np.array([10] * (size // 10) + ([size % 10] if size % 10 else []))
         self.bad = bad
         self.reads: list[int] = []
@@ -80,4 +89,9 @@ class Tokens:
 
     def __getitem__(self, index: int) -> Any:
         self.reads.append(index)
-        return {"input_ids": 100 * index + np.arange(self.lengths[index])}
+        if index in self.bad:
+            raise self.refused(index)
+        return {"input_ids": 100 * index + np.arange(self.sizes[index])}
+
+    def refused(self, index: int) -> SkippedRecord:
+        return SkippedRecord(f"object#{index}", "does not decode")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from data_samples import Stateless, Stream, interrupted, listed, train
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from durable_core.data import DurableLoader
-from durable_core.errors import SpecMismatchError, UsageError
+from durable_core.data import DurableLoader, sample_rng
+from durable_core.errors import SpecMismatchError, UnsupportedError, UsageError
 from durable_core.types import Promise
 
 
@@ -101,8 +102,78 @@ def test_a_save_at_the_unknown_end_of_an_epoch() -> None:
 def test_another_number_of_workers_is_refused_by_name() -> None:
     loader = make(2)
     train(loader, 2)
-    with pytest.raises(SpecMismatchError, match=r"2 workers and now by 0.*num_workers=2"):
+    with pytest.raises(SpecMismatchError, match=r"2 workers and now by 1.*num_workers=2"):
         make(0).load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("dataset", [Stream, lambda size: OwnIterator()])
+def test_one_worker_and_none_are_the_same(dataset: Any) -> None:
+    whole = epochs(2, 0, dataset=dataset(23))
+    assert epochs(2, 1, dataset=dataset(23)) == whole
+    for stop in (0, 1, 2, len(whole) // 2, len(whole) // 2 + 1):
+        for lives in ((0, 1), (1, 0)):
+            workers = iter(lives)
+
+            def next_life(workers: Any = workers) -> DurableLoader:
+                return make(next(workers), dataset=dataset(23))
+
+            assert interrupted(next_life, stop, len(whole), ahead=1) == whole, (stop, lives)
+
+
+def test_a_state_as_earlier_versions_wrote_it_is_read() -> None:
+    loader = make()
+    train(loader, 2)
+    state = loader.state_dict()
+    old = {"fetcher_state": {"dataset_iter_state": state["source"]["state"], "fetcher_ended": False}}
+    again = make()
+    again.load_state_dict({**state, "source": {"workers": 0, "state": old}})
+    assert train(again) == epochs(1)[2:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_replicas_that_read_it_all_share_each_global_batch(workers: int) -> None:
+    def part(replica: int, replicas: int) -> DurableLoader:
+        return DurableLoader(
+            Stream(40), 12 // replicas, seed=5, num_workers=workers, collate_fn=listed, drop_last=True,
+            stream_shares=True, replica=replica, replicas=replicas,
+        )  # fmt: skip
+
+    one = part(0, 1)
+    whole = train(one)
+    for replicas in (2, 3):
+        shares = []
+        for replica in range(replicas):
+            before = part(0, 1)
+            train(before, 1)
+            after = part(replica, replicas)
+            after.load_state_dict(before.state_dict())
+            shares.append(train(after))
+            assert after.cursor.consumed_samples == one.cursor.consumed_samples
+        assert [list(chain(*parts)) for parts in zip(*shares, strict=True)] == whole[1:]
+
+
+def test_a_stream_is_shared_only_on_demand_and_in_full_batches() -> None:
+    with pytest.raises(UnsupportedError, match="stream_shares=True"):
+        DurableLoader(Stream(9), 2, replicas=2, seed=5)
+    with pytest.raises(UnsupportedError, match="drop_last=True"):
+        DurableLoader(Stream(9), 2, replicas=2, seed=5, stream_shares=True)
+
+
+class Handled(IterableDataset[float]):
+    """Draws through the handle."""
+
+    def __iter__(self) -> Any:
+        return (sample_rng().python.random() for _ in range(6))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_items_of_a_stream_have_generators_of_their_own(workers: int) -> None:
+    given = DataLoader(Handled(), 3, num_workers=workers, collate_fn=listed)
+    loader = DurableLoader.from_dataloader(given, seed=5, promise="distribution")
+    draws = [value for batch in train(loader) for value in batch]
+    assert len(set(draws)) == 6
+    again = DurableLoader.from_dataloader(given, seed=5, promise="distribution")
+    assert [value for batch in train(again) for value in batch] == draws
 
 
 def test_an_epoch_left_early_begins_anew() -> None:

@@ -391,8 +391,8 @@ class DurableLoader(Answers):
 
     @property
     def _counted_workers(self) -> int | None:
-        """Workers, where the position depends on their number."""
-        return self.num_workers if self.streaming else None
+        """Workers, where the position depends on their number; none is as good as one."""
+        return max(self.num_workers, 1) if self.streaming else None
 
     def _check_not_begun(self, what: str) -> None:
         if self._begun:

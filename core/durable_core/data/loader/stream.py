@@ -8,16 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
+from torchdata.stateful_dataloader.incremental_state import (  # type: ignore[import-untyped]
+    _DATASET_ITER_STATE,
+    _FETCHER_STATE,
+)
 
 from durable_core.data.ledger import Tag
 from durable_core.data.loader.fetch import Collate
 from durable_core.data.loader.planned import Share
+from durable_core.data.loader.seeding import Seeder
 from durable_core.data.loader.sources import Reading, is_stateful
-from durable_core.data.rng import SampleSeeds, seed_streams
+from durable_core.data.rng import SampleSeeds
 from durable_core.errors import OrderError, UsageError
+
+_SNAPSHOT, _WORKERS = "_snapshot", "_worker_snapshots"  # in the state of a torchdata loader with workers
 
 
 @dataclass(frozen=True)
@@ -41,12 +47,14 @@ class StreamFetcher(IterableDataset[StreamItem]):
 
     Every epoch begins from the dataset as given: workers are started with a fresh copy, and without
     workers the state it had at first is loaded again. A ``set_epoch`` of the dataset's is called.
+    ``resume`` is the state of the one iterator that the next pass begins from, if it does.
     """
 
     def __init__(self, dataset: Any, seeds: SampleSeeds | None) -> None:
         self.dataset = dataset
         self.seeds = seeds
         self.epoch = 0
+        self.resume: dict[str, Any] | None = None
         self._initial = _state_of(dataset)
         self._used = False
 
@@ -56,7 +64,10 @@ class StreamFetcher(IterableDataset[StreamItem]):
         self._used = True
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self.epoch)
-        return StreamIterator(self.dataset, self.seeds, self.epoch)
+        iterator = StreamIterator(self.dataset, self.seeds, self.epoch)
+        if self.resume is not None:
+            iterator.load_state_dict(copy.deepcopy(self.resume))
+        return iterator
 
 
 class StreamIterator(Iterator[StreamItem]):
@@ -70,7 +81,8 @@ class StreamIterator(Iterator[StreamItem]):
     def __init__(self, dataset: Any, seeds: SampleSeeds | None, epoch: int) -> None:
         info = get_worker_info()
         self._worker, self._workers = (0, 1) if info is None else (info.id, info.num_workers)
-        self._dataset, self._seeds, self._epoch = dataset, seeds, epoch
+        self._dataset, self._epoch = dataset, epoch
+        self._seeder = _seeder(seeds)
         self._iterator: Iterator[Any] | None = None
         self._ordinal = 0
         self._replayed = 0  # items to pass over first, when only their number is known
@@ -85,14 +97,17 @@ class StreamIterator(Iterator[StreamItem]):
         return StreamItem(self._epoch, self._worker, self._workers, self._ordinal - 1, value)
 
     def _take(self) -> Any:
-        if self._seeds is not None:
-            seeds = self._seeds.stream(self._epoch, self._worker, self._ordinal)
-            seed_streams(seeds, torch.default_generator)
-        if self._iterator is None:
-            self._iterator = iter(self._dataset)
-        value = next(self._iterator)
+        value = self._seeder.run(self._advance)
         self._ordinal += 1
         return value
+
+    def _advance(self) -> Any:
+        seeds = self._seeder.seeds
+        if seeds is not None:
+            self._seeder.part(lambda: seeds.stream(self._epoch, self._worker, self._ordinal))
+        if self._iterator is None:
+            self._iterator = iter(self._dataset)
+        return next(self._iterator)
 
     def state_dict(self) -> dict[str, Any]:
         ordinal = max(self._ordinal, self._replayed)
@@ -125,17 +140,20 @@ class StreamCollate:
 
     def __init__(self, collate_fn: Collate, seeds: SampleSeeds | None, share: Share | None) -> None:
         self._collate_fn = collate_fn
-        self._seeds = seeds
+        self._seeder = _seeder(seeds)
         self._share = share
 
     def __call__(self, fetched: StreamItem | list[StreamItem]) -> tuple[tuple[int, ...], int, Any]:
         items, count = self._own(fetched if isinstance(fetched, list) else [fetched])
-        first = items[0]
-        if self._seeds is not None:
-            seeds = self._seeds.stream_collate(first.epoch, first.worker, first.ordinal)
-            seed_streams(seeds, torch.default_generator)
-        values = [item.value for item in items] if isinstance(fetched, list) else first.value
-        return tuple(item.id for item in items), count, self._collate_fn(values)
+        values = [item.value for item in items] if isinstance(fetched, list) else items[0].value
+        content = self._seeder.run(lambda: self._collated(items[0], values))
+        return tuple(item.id for item in items), count, content
+
+    def _collated(self, first: StreamItem, values: Any) -> Any:
+        seeds = self._seeder.seeds
+        if seeds is not None:
+            self._seeder.part(lambda: seeds.stream_collate(first.epoch, first.worker, first.ordinal))
+        return self._collate_fn(values)
 
     def _own(self, items: list[StreamItem]) -> tuple[list[StreamItem], int]:
         """This replica's items, and how many all replicas have."""
@@ -146,9 +164,23 @@ class StreamCollate:
         return own, count
 
 
+def one_iterator(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of the only ``StreamIterator`` in that of a torchdata loader with 0 or 1 workers."""
+    if set(state) == {"ordinal", "dataset", "iterator"}:
+        return state
+    holder = state[_SNAPSHOT][_WORKERS]["worker_0"] if _SNAPSHOT in state else state
+    found: dict[str, Any] = holder[_FETCHER_STATE][_DATASET_ITER_STATE]
+    return found
+
+
 def _state_of(item: Any) -> Any:
     """A copy: a dataset may well return the very list that it goes on changing."""
     return copy.deepcopy(item.state_dict()) if is_stateful(item) else None
+
+
+def _seeder(seeds: SampleSeeds | None) -> Seeder:
+    """What a stream gave cannot be asked for again, so every item is seeded."""
+    return Seeder(seeds, always=True, restore=False)
 
 
 class StreamSource:
@@ -157,8 +189,9 @@ class StreamSource:
     Several replicas each read the whole stream, and take their ``share`` of each global batch; no share
     means that the dataset makes its own batches.
 
-    The whole loader's state after each batch travels with the batch, so that looking ahead costs
-    nothing in exactness. Keep a dataset's state small: with workers it crosses a queue every batch.
+    The state after each batch travels with the batch, so that looking ahead costs nothing in exactness:
+    of the one iterator with 0 or 1 workers, which are the same to it, else of the whole loader. Keep
+    a dataset's state small: with workers it crosses a queue every batch.
     Workers are started afresh for every epoch, so that each epoch begins from the dataset as given.
     """
 
@@ -181,12 +214,15 @@ class StreamSource:
         if batch and state is None:
             raise OrderError(f"no state was recorded for batch {batch} of a stream")
         self._fetcher.epoch = epoch
-        if state is not None:
+        single = self._loader.num_workers <= 1
+        self._fetcher.resume = one_iterator(state) if single and state is not None else None
+        if state is not None and not single:
             self._loader.load_state_dict(copy.deepcopy(state))
         fresh = state is None
         for k, (ids, samples, content) in enumerate(self._loader, start=batch):
             fresh = False
-            after = self._loader.state_dict()  # made afresh each time, from copies
+            whole = self._loader.state_dict()  # made afresh each time, from copies
+            after = one_iterator(whole) if single else whole
             yield Tag(epoch, k, np.array(ids, dtype=np.int64), samples, state=after), content
         if fresh:
             raise UsageError(
