@@ -346,10 +346,11 @@ def test_lengths_that_cannot_be_used() -> None:
 
 
 def test_a_take_that_failed_changes_nothing() -> None:
-    lengths = np.full(600, 4)
-    packed = PackedSequence(OrderedSequence(Sequential(600)), Packing(10, policy="best_fit"), lengths)
+    lengths, inner = np.full(600, 4), OrderedSequence(Sequential(600))
+    packed = PackedSequence(inner, Packing(10, policy="best_fit"), lengths)
     _, state = packed.take(packed.start(0), 2)
-    before, expected = copy.deepcopy(state), taken(packed, state)
+    before = copy.deepcopy(state)
+    expected = taken(PackedSequence(inner, packed.packing, lengths), state)
     lengths[400] = -1
     with pytest.raises(UsageError, match="document 400"):
         packed.take(state, 1000)
