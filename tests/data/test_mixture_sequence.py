@@ -383,3 +383,27 @@ def test_unit_and_packing_must_fit() -> None:
         mixture().sequence(seed=1, packing=packed)
     with pytest.raises(UnsupportedError, match="'law' is drawn with replacement"):
         mixture(unit="packed", replacement={"law": True}).sequence(seed=1, packing=packed)
+
+
+def test_weights_change_at_global_batches_also_inside_rows_packed_across_sources() -> None:
+    later = {"web": 1, "code": 18, "law": 1}
+
+    def rows(sequence: Sequence, state: State, batches: int) -> tuple[list[Any], State]:
+        taken = []
+        for _ in range(batches):
+            batch, state = sequence.take(json.loads(json.dumps(state)), 200)
+            taken.append(flat(batch))
+        return taken, state
+
+    view = mixture(unit="document", weight_schedule=[(3, later)])
+    declared, plain = (v.sequence(seed=7, packing=packed) for v in (view, mixture(unit="document")))
+    expected, _ = rows(declared, declared.start(0), 6)
+    before, state = rows(plain, plain.start(0), 2)
+    with pytest.raises(OrderError, match="batch 1 are too late"):
+        plain.with_update(state, 1, later)  # type: ignore[attr-defined]
+    state = plain.with_update(state, 3, later)  # type: ignore[attr-defined]
+    after, state = rows(plain, state, 4)
+    assert before + after == expected and state["batch"] == 6
+    ids = [np.array([piece[0] for row in batch for piece in row]) for batch in expected]
+    shares = [float(np.mean(view.sources_of(batch) == 1)) for batch in ids]
+    assert max(shares[:3]) < 0.4 < 0.6 < min(shares[4:])  # batch 3 ends the documents in hand first

@@ -73,8 +73,8 @@ class MixedSequence:
         self._passes = [lane.size for lane in lanes]
         self._seed, self._tokens = seed, tokens
         self._longest = None if tokens is None else max(lengths.longest for lengths in tokens)
-        sizes = [source.size for source in policy.sources]
-        self._bases = [sum(sizes[:i]) for i in range(len(sizes))]
+        sizes = np.array([source.size for source in policy.sources], dtype=np.int64)
+        self._bases = np.cumsum(sizes) - sizes
 
     # --- the Sequence ---------------------------------------------------------------------
 
@@ -168,9 +168,9 @@ class MixedSequence:
         picks = self._choose(state, weights, count)
         taken = self._serve(state, picks)
         cuts = [
-            int(np.flatnonzero(picks == source)[len(batch)])
-            for source, batch, _ in taken
-            if len(batch) < np.count_nonzero(picks == source)
+            int(np.flatnonzero(picks == part.source)[len(part.batch)])
+            for part in taken
+            if len(part.batch) < part.asked
         ]
         empty = None
         if cuts:
@@ -205,7 +205,7 @@ class MixedSequence:
     def _serve(self, state: State, picks: Ids) -> list[_Taken]:
         counts = np.bincount(picks, minlength=len(self._lanes)).tolist()
         return [
-            _Taken(source, *self._lanes[source].take(state["lanes"][source], count))
+            _Taken(source, count, *self._lanes[source].take(state["lanes"][source], count))
             for source, count in enumerate(counts)
             if count
         ]
@@ -214,14 +214,17 @@ class MixedSequence:
         """The draws of each source, put where it was picked, in the ids of the mixture."""
         if not taken:
             return _NOTHING
-        batch = joined([_moved(part, self._bases[source]) for source, part, _ in taken])
         rows = np.empty(len(picks), dtype=np.int64)
         rows[np.argsort(picks, kind="stable")] = np.arange(len(picks))
-        return reordered(batch, rows)
+        batch = reordered(joined([part.batch for part in taken]), rows)
+        bases = self._bases[picks]
+        if batch.packs is not None:
+            bases = np.repeat(bases, np.diff(batch.packs))
+        return Batch(batch.ids + bases, batch.epochs, batch.begins, batch.ends, batch.packs)
 
     def _after(self, state: State, weights: Weights, taken: list[_Taken]) -> State:
         drawn, amounts, lanes = [0] * len(self._lanes), [0] * len(self._lanes), list(state["lanes"])
-        for source, batch, place in taken:
+        for source, _, batch, place in taken:
             drawn[source], lanes[source] = len(batch), place
             if self._tokens is not None:
                 amounts[source] = int(self._tokens[source].of(batch.ids).sum())
@@ -310,12 +313,9 @@ class MixedSequence:
 
 class _Taken(NamedTuple):
     source: int
+    asked: int
     batch: Batch
     place: Place
 
 
 _NOTHING = Batch(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
-
-
-def _moved(batch: Batch, base: int) -> Batch:
-    return Batch(batch.ids + base, batch.epochs, batch.begins, batch.ends, batch.packs)
