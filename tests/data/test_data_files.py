@@ -15,7 +15,7 @@ import pytest
 from fsspec.asyn import AsyncFileSystem
 
 from durable_core.clock import SystemClock
-from durable_core.data import files
+from durable_core.data import stores
 from durable_core.data.files import File, Location, open_file, open_location
 from durable_core.data.physical.retry import Retries, RetryCounts, retried
 from durable_core.errors import (
@@ -97,7 +97,7 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "PIECE", 100)
+    monkeypatch.setattr(stores, "PIECE", 100)
 
 
 def test_objects_are_listed_and_read(location: Location) -> None:

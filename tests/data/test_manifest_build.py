@@ -92,6 +92,14 @@ def test_of_a_directory_the_objects_of_its_format_are_taken(corpus: Path) -> Non
         build([corpus / "deep" / "more"], root=corpus)
 
 
+def test_a_manifest_among_its_objects_is_none_of_them(corpus: Path) -> None:
+    for form in ("blob", "jsonl"):
+        before = build([corpus], format=form, tokens="tokens" if form == "jsonl" else None)
+        save(before, corpus / "manifest.json")
+        again = build([corpus], format=form, tokens="tokens" if form == "jsonl" else None)
+        assert again.manifest == before.manifest and "manifest.json" in again.left_out
+
+
 def test_sources_have_one_root(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = build([corpus]).manifest
     assert build(sorted(corpus.iterdir())).manifest == whole

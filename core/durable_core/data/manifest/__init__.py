@@ -16,7 +16,7 @@ from durable_core.data.manifest.describe import (
 from durable_core.data.manifest.lineage import Link, find, lineage
 from durable_core.data.manifest.model import VERSION, DataObject, DatasetManifest
 from durable_core.data.manifest.store import load, load_lengths, save
-from durable_core.data.manifest.verify import Fault, Verified, verify
+from durable_core.data.manifest.verify import Fault, Verified, digest_file, verify
 
 __all__ = [
     "VERSION",
@@ -33,6 +33,7 @@ __all__ = [
     "Tokenizer",
     "Verified",
     "build",
+    "digest_file",
     "find",
     "lineage",
     "load",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from durable_core.data.files import Location, check_name
+from durable_core.data.manifest.store import LENGTHS, STATS
 from durable_core.data.readers import companion_of, detect, parse
 from durable_core.errors import FormatError, ObjectNotFoundError, UsageError
 
@@ -45,9 +46,10 @@ def gather(
 ) -> Found:
     """Files and objects as given; of directories and prefixes, the objects of the dataset's format.
 
-    Hidden files (``.name``) of a directory are left out. Without a ``root`` it is the directory given, or the
-    nearest one above all that is given. Raises ``UsageError`` for what is outside the root, for symbolic
-    links below it, for names of several formats or of none; ``ObjectNotFoundError``.
+    Of a directory are left out hidden files (``.name``), and manifests with what lies beside them. Without a
+    ``root`` it is the directory given, or the nearest one above all that is given. Raises ``UsageError`` for
+    what is outside the root, for symbolic links below it, for names of several formats or of none;
+    ``ObjectNotFoundError``.
     """
     found = [_look(each, root, opener) for each in sources]
     if not found:
@@ -61,7 +63,7 @@ def gather(
             whole.add(name)
         else:
             listed.update(_below(name, opener(_resolved(source.text) + query)))
-    shown = {name for name in listed if not any(part.startswith(".") for part in name.split("/"))}
+    shown = {name for name in listed - _ours(listed) if not _is_hidden(name)}
     chosen, format = _choose(whole, shown - whole, format, needs_format)
     names = sorted(whole | chosen)
     for name in names:
@@ -133,6 +135,21 @@ def _below(name: str, location: Location) -> list[str]:
     if not names:
         raise ObjectNotFoundError(name or ".", location.url)
     return [f"{name}/{each}" if name else each for each in names]
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def _ours(names: set[str]) -> set[str]:
+    """Manifests that were written among the objects, with their stamps and lengths."""
+    manifests = {name.removesuffix(STATS) for name in names if name.endswith(STATS)}
+    return {
+        name
+        for name in names
+        if name.removesuffix(STATS) in manifests
+        or ((found := LENGTHS.fullmatch(name)) is not None and found[1] in manifests)
+    }
 
 
 def _choose(

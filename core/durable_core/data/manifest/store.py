@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import io
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from durable_core.data.manifest.build import Built
 
 _STATS_VERSION = 1
+#: What names beside a manifest end with.
+STATS = ".stat.json"
+LENGTHS = re.compile(r"(.*)\.[0-9a-f]{16}\.lengths\.npy")
 _AGAIN = "build the manifest again"
 
 
@@ -116,14 +120,14 @@ def lengths_path(path: Path, manifest: DatasetManifest) -> Path:
 
 def stats_path(path: str | os.PathLike[str]) -> Path:
     """Where the stamps lie: ``<manifest>.stat.json``. Not part of the identity, and never needed to read."""
-    return Path(path).with_name(f"{Path(path).name}.stat.json")
+    return Path(path).with_name(Path(path).name + STATS)
 
 
 def _forget_lengths(path: Path, manifest: DatasetManifest) -> None:
     """Of the manifest that stood here before. Somebody who has it open keeps it."""
     keep = None if manifest.about.lengths is None else lengths_path(path, manifest).name
-    for old in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 16}.lengths.npy"):
-        if old.name != keep:
+    for old in path.parent.glob(f"{glob.escape(path.name)}.*.lengths.npy"):
+        if LENGTHS.fullmatch(old.name) and old.name != keep:
             old.unlink(missing_ok=True)
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from durable_core.clock import Clock
-from durable_core.data.files import Location, open_location
+from durable_core.data.files import File, Location, open_file, open_location
 from durable_core.data.manifest.model import DataObject, DatasetManifest
 from durable_core.data.physical.retry import Retries
 from durable_core.errors import (
@@ -96,9 +96,8 @@ def verify(
             pool.shutdown(cancel_futures=True)
             raise
     faults = [fault for _, fault in found if fault is not None]
-    return Verified(
-        count, len(chosen), sum(nbytes for nbytes, _ in found), tuple(_renamed(faults, manifest, location))
-    )
+    read = [nbytes for nbytes, _ in found if nbytes is not None]
+    return Verified(count, len(read), sum(read), tuple(_renamed(faults, manifest, location)))
 
 
 def spread(total: int, wanted: int | float) -> list[int]:
@@ -121,8 +120,8 @@ def _by_digest(manifest: DatasetManifest) -> dict[str, str]:
 
 def _look(
     work: tuple[DataObject, bool], location: Location, known: Mapping[str, str]
-) -> tuple[int, Fault | None]:
-    """Bytes read, and what is wrong."""
+) -> tuple[int | None, Fault | None]:
+    """Bytes, if it was read, and what is wrong."""
     item, wanted = work
     file = location.file(item.name)
 
@@ -134,11 +133,11 @@ def _look(
         # What has another size can only be another object of the manifest, if it is any.
         digest = _digest(location, item.name) if wanted or nbytes != item.nbytes else item.digest
     except ObjectNotFoundError:
-        return 0, fault("missing", f"no such object at {location.url}")
+        return None, fault("missing", f"no such object at {location.url}")
     except DataUnavailableError as error:
-        return 0, fault("unreadable", error.reason)
+        return None, fault("unreadable", error.reason)
     if digest == item.digest:
-        return nbytes if wanted else 0, None
+        return nbytes if wanted else None, None
     if (other := known.get(digest)) is not None:
         return nbytes, fault("swapped", f"{item.name} holds the bytes of {other}", other)
     if nbytes != item.nbytes:
@@ -176,8 +175,17 @@ def _listed(location: Location) -> list[str]:
         return []  # there is not even a directory
 
 
+def digest_file(where: str | os.PathLike[str]) -> str:
+    """``sha256:<hex>`` of the file or object at a path or URL: a tokenizer, a vocabulary, a filter."""
+    return _digested(open_file(where))
+
+
 def _digest(location: Location, name: str) -> str:
+    return _digested(location.file(name))
+
+
+def _digested(file: File) -> str:
     digest = hashlib.sha256()
-    for chunk in location.file(name).chunks():
+    for chunk in file.chunks():
         digest.update(chunk)
     return "sha256:" + digest.hexdigest()
