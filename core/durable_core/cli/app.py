@@ -15,6 +15,7 @@ import click
 
 from durable_core import __version__
 from durable_core.cli.agent import agent
+from durable_core.cli.data import data
 from durable_core.cli.options import size
 from durable_core.cli.output import EXIT_CODES, OK, USAGE, complain, fail, show
 from durable_core.errors import DurableError, UsageError
@@ -288,6 +289,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Only faults of our own end in a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in given
+app.add_command(data)
     try:
         # Not app.main(): that takes a closed pipe for a failure.
         with app.make_context("durable", given) as context:
