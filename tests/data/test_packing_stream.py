@@ -162,6 +162,19 @@ def test_what_cannot_be_packed_is_refused_by_name() -> None:
     assert caught.value.fields == ("name", "length", "split")
 
 
+def test_documents_may_come_in_an_array_that_is_used_again() -> None:
+    class Reusing(Texts):
+        def __iter__(self) -> Any:
+            buffer = np.zeros(3, dtype=np.int32)
+            for number in range(4):
+                buffer[:] = number
+                yield buffer
+
+    first, second = PackedStream(Reusing(4), Packing(8))
+    assert first["input_ids"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert second["input_ids"][:4].tolist() == [2, 3, 3, 3]
+
+
 def test_empty_documents_and_wide_tokens() -> None:
     class Wide(Texts):
         def __iter__(self) -> Any:

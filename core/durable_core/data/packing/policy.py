@@ -24,7 +24,7 @@ class Packing:
     packs open, puts each document whole into the fullest that has room for it (the oldest of equals), and
     closes the fullest when nothing has room and the window is full. On log-normal lengths (median 400
     tokens, sigma 1, rows of 2,048, 10^5 documents) rows are filled to 99.5 % by best fit with 64 packs,
-    99.3 % with 16, 80.5 % by greedy with whole documents (``tests/bench/packing.py``).
+    99.2 % with 16, 80.4 % by greedy with whole documents (``tests/bench/packing.py``).
 
     Args:
         length: tokens in a row.
