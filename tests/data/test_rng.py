@@ -8,7 +8,8 @@ import random
 import numpy as np
 import torch
 
-from durable_core.data.rng import SampleSeeds, preserved_streams, seed_streams
+from durable_core.data.loader.streams import Preserved
+from durable_core.data.rng import SampleSeeds, seed_streams
 
 
 def test_golden_seeds_never_change() -> None:
@@ -51,8 +52,9 @@ def test_streams_are_seeded_and_put_back() -> None:
     state = random.getstate(), np.random.get_state()[1:], torch.get_rng_state()
     seeds = SampleSeeds(dataset_id="d", seed=7)
     drawn = []
+    preserved = Preserved()
     for _ in range(2):
-        with preserved_streams(torch.default_generator):
+        with preserved:
             seed_streams(seeds.sample(0, 1), torch.default_generator)
             drawn.append(draw())
     assert drawn[0] == drawn[1]

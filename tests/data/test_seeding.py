@@ -12,8 +12,15 @@ import pytest
 import torch
 
 from durable_core.data.loader.seeding import Seeder
+from durable_core.data.loader.streams import (
+    NumpyStream,
+    PythonStream,
+    Stream,
+    TorchStream,
+    Watch,
+    process_streams,
+)
 from durable_core.data.rng import SampleSeeds, sample_rng, seed_streams
-from durable_core.data.streams import NumpyStream, PythonStream, Stream, TorchStream, Watch, process_streams
 from durable_core.errors import UsageError
 
 SEEDS = SampleSeeds(dataset_id="d", seed=7)
@@ -211,9 +218,10 @@ def test_streams_swapped_by_the_user_are_noticed() -> None:
 
 
 def test_where_memory_tells_nothing_states_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("durable_core.data.streams._memory", lambda *_: memoryview(bytes(16)))
-    streams: dict[str, Stream] = {"python": PythonStream(), "numpy": NumpyStream()}
-    for name in ("python", "python gauss", "python gauss", "numpy", "numpy normal", "numpy normal"):
+    monkeypatch.setattr("durable_core.data.loader.streams._at", lambda *_: memoryview(bytes(5000)))
+    streams: dict[str, Stream] = {"python": PythonStream(), "numpy": NumpyStream(), "torch": TorchStream()}
+    normals = ("python gauss", "numpy normal", "torch normal")
+    for name in ("python", "numpy", "torch", *normals, *normals):
         stream = streams[name.split()[0]]
         before = stream.peek()
         assert stream.peek() == before
@@ -223,7 +231,7 @@ def test_where_memory_tells_nothing_states_are_compared(monkeypatch: pytest.Monk
 
 def test_only_what_changed_is_saved_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    streams = process_streams(torch.default_generator)
+    streams = process_streams()
 
     def counted(stream: Stream, name: str) -> Callable[..., Any]:
         function = getattr(stream, name)
@@ -247,7 +255,7 @@ def test_only_what_changed_is_saved_and_restored(monkeypatch: pytest.MonkeyPatch
         np.random.randn()
         watch.restore(range(3))
     assert calls == ["NumpyStream.restore"] * 2
-    assert TorchStream(torch.default_generator).peek() == streams[2].peek()
+    assert TorchStream().peek() == streams[2].peek()
 
 
 def test_without_seeds_nothing_is_done() -> None:

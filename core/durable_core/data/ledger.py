@@ -22,7 +22,7 @@ from durable_core.format.ledger import Row, RowFlag
 MAX_FORGOTTEN = 1 << 16  # batches remembered for a caller that never acknowledges any
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # one for each batch, and freezing it would double its price
 class Tag:
     """What travels beside a batch: its place, the ids fetched for it, and what is needed to go on after it.
 
@@ -167,11 +167,12 @@ class Ledger:
         if self._abandoned is not None:
             self._add_departure(step)
         self._last_step = step
-        flags = RowFlag.NO_UPDATE if no_update else RowFlag.NONE
-        self._rows.append(Row(step, tag.epoch, tag.batch, tag.ids, tag.flags | flags, tag.amounts))
+        flags = tag.flags | RowFlag.NO_UPDATE if no_update else tag.flags
+        self._rows.append(Row(step, tag.epoch, tag.batch, tag.ids, flags, tag.amounts))
         if tag.skipped:
             left_out = np.array(tag.skipped, dtype=np.int64)
-            self._rows.append(Row(step, tag.epoch, tag.batch, left_out, RowFlag.SKIPPED | flags))
+            flags = RowFlag.SKIPPED | RowFlag.NO_UPDATE if no_update else RowFlag.SKIPPED
+            self._rows.append(Row(step, tag.epoch, tag.batch, left_out, flags))
         self._due = _after(tag)
         self._state = self._state_after(tag)
         self._acknowledged += 1

@@ -13,7 +13,6 @@ of accelerators. numpy and torch use 32 bits of a seed, so two samples may share
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import operator
 import random
@@ -107,18 +106,6 @@ def seed_streams(seeds: Seeds, generator: Generator) -> None:
     random.seed(seeds.python)
     np.random.seed(seeds.numpy)
     generator.manual_seed(seeds.torch)
-
-
-@contextlib.contextmanager
-def preserved_streams(generator: Generator) -> Iterator[None]:
-    """Put the three global streams back afterwards, whatever the body draws or seeds."""
-    python, legacy, torch_state = random.getstate(), np.random.get_state(), generator.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(legacy)
-        generator.set_state(torch_state)
 
 
 # --- generators of the sample's own ---------------------------------------------------------------

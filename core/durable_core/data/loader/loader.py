@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from durable_core.data.cursor import Cursor, Remainder, identity
@@ -21,8 +20,8 @@ from durable_core.data.loader.planned import SequenceSource, Weights, reweighted
 from durable_core.data.loader.resume import LEAD, Saved, check_plan, check_workers, continued, pending
 from durable_core.data.loader.sequences import OrderChoice
 from durable_core.data.loader.sources import Source
+from durable_core.data.loader.streams import Preserved
 from durable_core.data.packing import Packing
-from durable_core.data.rng import preserved_streams
 from durable_core.errors import FormatError, OrderError, UnsupportedError, UsageError
 from durable_core.format.ledger import Row
 from durable_core.types import Promise
@@ -142,6 +141,10 @@ class DurableLoader(Answers):
             },
         )
         self._source: Source | None = None
+        seeds_here = streaming and num_workers == 0 and sample_rng
+        self._own_streams: contextlib.AbstractContextManager[None] = (
+            Preserved() if seeds_here else contextlib.nullcontext()
+        )
         self._pass: Pass | None = None
         self._begun = False
         self._plan: Plan = make_plan(self._settings)
@@ -372,7 +375,7 @@ class DurableLoader(Answers):
             assert self._source is not None
             current.batches = self._source.open(*current.start, self._ledger.opening)
         current.fetching = True
-        with self._own_streams():
+        with self._own_streams:
             delivered = next(current.batches, None)
         current.fetching = False
         if delivered is None:
@@ -383,11 +386,6 @@ class DurableLoader(Answers):
         self._ledger.hand_over(tag)
         current.ended = tag.last
         return content
-
-    def _own_streams(self) -> contextlib.AbstractContextManager[None]:
-        if self.streaming and self.num_workers == 0 and self._settings.sample_rng:
-            return preserved_streams(torch.default_generator)
-        return contextlib.nullcontext()
 
     @property
     def _counted_workers(self) -> int | None:

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import get_worker_info
 
+from durable_core.data.loader.streams import Watch, process_streams
 from durable_core.data.rng import Derive, SampleRng, SampleSeeds, Seeds, make_current
-from durable_core.data.streams import Watch, process_streams
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class _Process:
     """What one process has found out about the data of one loader."""
 
     def __init__(self, *, always: bool, restore: bool) -> None:
-        self._streams = process_streams(torch.default_generator)
+        self._streams = process_streams()
         self._all = range(len(self._streams))
         self._seeded: Sequence[int] = self._all  # places of the streams seeded before each part
         self._spared: Sequence[int] = ()

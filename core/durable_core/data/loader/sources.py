@@ -21,9 +21,10 @@ from torch.utils.data import DataLoader
 from durable_core.data.cursor import Layout
 from durable_core.data.ledger import Tag
 from durable_core.data.loader.fetch import Collate, Collation, MapFetcher, Pieces, Receipt, Ticket
+from durable_core.data.loader.streams import Preserved
 from durable_core.data.order import Order, spanned_ids, wrapped_ids
 from durable_core.data.packing import Packing
-from durable_core.data.rng import SampleSeeds, preserved_streams, seed_streams
+from durable_core.data.rng import SampleSeeds, seed_streams
 from durable_core.errors import CorruptError, OrderError, SpecMismatchError
 from durable_core.format.ledger import RowFlag
 
@@ -119,8 +120,9 @@ class MapLoader:
         self, dataset: Any, reading: Reading, seeds: SampleSeeds | None, packing: Packing | None = None
     ) -> None:
         self._feed = _Feed()
+        self._fetcher = MapFetcher(dataset, seeds, Collation(reading.collate_fn, pads=reading.pads), packing)
         self._loader: DataLoader[Any] = DataLoader(
-            MapFetcher(dataset, seeds, Collation(reading.collate_fn, pads=reading.pads), packing),
+            self._fetcher,
             sampler=self._feed,  # yields tickets
             batch_size=None,  # a ticket is a whole batch
             collate_fn=_as_it_is,
@@ -128,6 +130,8 @@ class MapLoader:
         )
 
     def run(self, tickets: Iterator[Ticket]) -> Iterator[Any]:
+        if not self._loader.num_workers and not self._loader.pin_memory:
+            return map(self._fetcher.__getitem__, tickets)  # all that torch's would do, less its profiling
         self._feed.tickets = tickets
         return iter(self._loader)
 
@@ -182,6 +186,7 @@ class SamplerSource:
         self._sampler, self._batch_size, self._drop_last = sampler, batch_size, drop_last
         self._seeds, self._stateful = seeds, is_stateful(sampler)
         self._states: deque[Any] = deque()
+        self._preserved = Preserved()
         self._loader = MapLoader(dataset, reading, sample_seeds)
 
     def open(self, epoch: int, batch: int, state: Any) -> Iterator[tuple[Tag, Any]]:
@@ -204,7 +209,7 @@ class SamplerSource:
             self._sampler.load_state_dict(state)
         drawn: Iterator[Any] | None = None
         for k in itertools.count(batch if resumed else 0):
-            with preserved_streams(torch.default_generator):
+            with self._preserved:
                 seed_streams(self._seeds.sampler(epoch, k), torch.default_generator)
                 drawn = iter(self._sampler) if drawn is None else drawn
                 ids = self._draw(drawn)

@@ -16,14 +16,14 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from durable_core.data.cursor import class_name
 from durable_core.data.loader.sources import is_stateful
 from durable_core.data.loader.stream import StreamFetcher, StreamIterator
+from durable_core.data.loader.streams import Preserved
 from durable_core.data.order.arithmetic import Bijection, derive_keys
-from durable_core.data.rng import SampleSeeds, preserved_streams
+from durable_core.data.rng import SampleSeeds
 from durable_core.errors import OrderError, SpecMismatchError, UnsupportedError, UsageError
 
 WINDOW_SHUFFLE = "window_shuffle_v1"
@@ -84,6 +84,7 @@ class _Windows(Iterator[Any]):
         self._upstream, self._size = upstream, size
         self._key = (*key, 0 if info is None else info.id)
         self._epoch = key[-1]
+        self._preserved = Preserved()
         self._begin(0)
 
     def _begin(self, window: int) -> None:
@@ -100,7 +101,7 @@ class _Windows(Iterator[Any]):
         return value
 
     def _read(self) -> list[Any]:
-        with preserved_streams(torch.default_generator):
+        with self._preserved:
             items = [item.value for item in islice(self._upstream, self._size)]
         if not items and not self._emitted:
             raise StopIteration

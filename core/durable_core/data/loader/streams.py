@@ -13,17 +13,20 @@ What leaves no trace: to draw and then put the stream back just as it was, or on
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
-from durable_core.data.rng import Generator, Seeds
+from durable_core.data.rng import Seeds
 
 _MT19937_BYTES = 4 * 624 + 4  # numpy's mt19937_state: the words and the position
+_FLOATS = (torch.float32, torch.float64)
+_TORCH_BYTES = slice(80, 2632)  # at::CPUGeneratorImpl from the seed to the spare of a pair of normals
 
 
 class Stream(Protocol):
@@ -48,8 +51,10 @@ class PythonStream:
     def __init__(self, generator: random.Random | None = None) -> None:
         self._generator: Any = generator or _owner(random.random)
         self._words = _memory(self._generator, random.Random.__base__)  # what is written in C
-        if generator is None and not _watched(PythonStream, random.Random(1), ["random", "getrandbits"]):
-            self._words = None
+        if generator is None:
+            trial = random.Random(1)
+            if not _shows(PythonStream(trial), trial.random, trial.random):
+                self._words = None
 
     def seed(self, seeds: Seeds) -> None:
         self._generator.seed(seeds.python)
@@ -70,13 +75,13 @@ class NumpyStream:
 
     def __init__(self, generator: np.random.RandomState | None = None) -> None:
         self._generator: Any = generator or _owner(np.random.random_sample)
-        self._spare = _memory(self._generator, type(self._generator))  # what normals left over, above all
+        self._spare = _memory(self._generator, type(self._generator))  # of a pair of normals, and more
         self._bits: Any = None
         self._words: memoryview | None = None
-        # randn: the first answer is a pair's half, the second the spare, which moves no word
-        draws = ["random_sample", "randn", "randn"]
-        if generator is None and not _watched(NumpyStream, np.random.RandomState(1), draws):
-            self._spare = None
+        if generator is None:
+            trial = np.random.RandomState(1)
+            if not _shows(NumpyStream(trial), trial.random_sample, trial.randn, trial.randn):
+                self._spare = None
 
     def seed(self, seeds: Seeds) -> None:
         self._generator.seed(seeds.numpy)
@@ -98,18 +103,25 @@ class NumpyStream:
 
 
 class TorchStream:
-    """Behind ``torch.rand`` and its like on the CPU; ``generator`` is ``torch.default_generator``."""
+    """Behind ``torch.rand`` and its like on the CPU; ``generator`` is another one of its kind, for trials.
 
-    def __init__(self, generator: Generator) -> None:
-        self._generator = generator
-        self._bytes = ctypes.c_ubyte * generator.get_state().nbytes
+    (``torch.manual_seed`` would also visit every device, at 80 times the cost.)
+    """
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self._generator = generator or torch.default_generator
+        self._state: memoryview | None = _implementation(self._generator)
+        if generator is None:
+            trial = torch.Generator()
+            normals = (partial(torch.randn, (), dtype=d, generator=trial) for d in _FLOATS for _ in (1, 2))
+            if not _shows(TorchStream(trial), partial(torch.rand, (), generator=trial), *normals):
+                self._state = None
 
     def seed(self, seeds: Seeds) -> None:
         self._generator.manual_seed(seeds.torch)
 
     def peek(self) -> object:
-        state = self._generator.get_state()
-        return bytes(self._bytes.from_address(state.data_ptr()))
+        return self._generator.get_state().numpy().tobytes() if self._state is None else bytes(self._state)
 
     def save(self) -> Any:
         return self._generator.get_state()
@@ -118,9 +130,9 @@ class TorchStream:
         self._generator.set_state(state)
 
 
-def process_streams(generator: Generator) -> tuple[Stream, ...]:
-    """All three; ``generator`` is ``torch.default_generator``."""
-    return PythonStream(), NumpyStream(), TorchStream(generator)
+def process_streams() -> tuple[Stream, ...]:
+    """All three."""
+    return PythonStream(), NumpyStream(), TorchStream()
 
 
 class Watch:
@@ -151,19 +163,30 @@ class Watch:
             self._saved[place] = stream.peek(), state  # a spare that is not valid may look different
 
 
-@contextlib.contextmanager
-def preserved(streams: Sequence[Stream], watch: Watch) -> Iterator[None]:
-    """Put the watched streams back afterwards, whatever the body draws or seeds."""
-    watch.mark(save=True)
-    try:
-        yield
-    finally:
-        watch.restore(range(len(streams)))
+class Preserved:
+    """``with`` it, the streams are afterwards as they were, whatever the body draws or seeds.
+
+    Again and again, but not within itself.
+    """
+
+    def __init__(self) -> None:
+        streams = process_streams()
+        self._watch, self._all = Watch(streams), range(len(streams))
+
+    def __enter__(self) -> None:
+        self._watch.mark(save=True)
+
+    def __exit__(self, *error: object) -> None:
+        self._watch.restore(self._all)
 
 
 def _owner(function: Any) -> Any:
     """The generator that a module's function is a bound method of."""
     return function.__self__
+
+
+def _implementation(generator: Any) -> memoryview:
+    return _at(generator._cdata, _TORCH_BYTES.stop)[_TORCH_BYTES]
 
 
 def _memory(generator: Any, kind: Any) -> memoryview | None:
@@ -183,12 +206,14 @@ def _frozen(state: Any) -> object:
     return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
-def _watched(kind: Callable[[Any], Stream], trial: Any, draws: Sequence[str]) -> bool:
-    """Whether a stream of this kind shows each draw from ``trial``, and nothing where nothing was drawn."""
-    stream = kind(trial)
+def _shows(stream: Stream, *draws: Callable[[], object]) -> bool:
+    """Whether ``peek`` shows each draw in turn, and nothing where nothing was drawn.
+
+    Of normals, the first gives one of a pair, and the second the spare: that may move no word.
+    """
     for draw in draws:
         before, again = stream.peek(), stream.peek()
-        getattr(trial, draw)(*([1] if draw == "getrandbits" else []))
+        draw()
         if before != again or stream.peek() == before:
             return False
     return True
