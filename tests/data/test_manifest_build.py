@@ -146,17 +146,19 @@ def test_a_key_names_one_record_of_the_whole_dataset(corpus: Path) -> None:
         build([corpus], key="id")
 
 
+@pytest.mark.parametrize("how", ["ab", "r+b"])
 def test_an_object_that_changes_while_it_is_read_is_refused(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     chunks = LocalFile.chunks
 
-    def growing(self: LocalFile, *given: Any) -> Iterator[bytes]:
+    def changing(self: LocalFile, *given: Any) -> Iterator[bytes]:
         yield from chunks(self, *given)
-        with Path(self.path or "").open("ab") as stream:
-            stream.write(b"{}\n")
+        os.utime(self.path or "", (1, 1))
+        with Path(self.path or "").open(how) as stream:
+            stream.write(b"{}\n" if how == "ab" else b" ")
 
-    monkeypatch.setattr(LocalFile, "chunks", growing)
+    monkeypatch.setattr(LocalFile, "chunks", changing)
     with pytest.raises(UsageError, match=r"part-0\.jsonl changed while it was read"):
         build([corpus])
 
@@ -250,6 +252,20 @@ def test_another_way_of_reading_reads_all(corpus: Path, tmp_path: Path, how: dic
     path = tmp_path / "m.json"
     built_at(path, corpus)
     assert build([corpus], update=path, **how).read == 4
+
+
+def test_what_is_not_kept_is_read_again(corpus: Path, tmp_path: Path) -> None:
+    """Keys, and what a function of the caller said."""
+    path = tmp_path / "m.json"
+    built_at(path, corpus, key="id")
+    assert build([corpus], update=path, key="id").read == 4
+    built_at(path, corpus, measure=lambda row: len(row["tokens"]))
+    assert build([corpus], update=path, measure=lambda row: 7).read == 4
+    tokenizer = Tokenizer(digest="sha256:" + "1" * 64)
+    built_at(path, corpus, measure=lambda row: len(row["tokens"]), tokenizer=tokenizer)
+    assert build([corpus], update=path, measure=lambda row: 7, tokenizer=tokenizer).read == 0
+    built_at(path, corpus, count=len)
+    assert build([corpus], update=path, count=len).read == 4
 
 
 def test_stamps_of_another_manifest_are_not_believed(corpus: Path, tmp_path: Path) -> None:
