@@ -19,6 +19,7 @@ from torchdata.stateful_dataloader import sampler as torchdata_samplers
 from durable_core.data.cursor import Layout, Remainder
 from durable_core.data.loader.sequences import is_mixture
 from durable_core.data.loader.sources import is_stateful
+from durable_core.data.readers.hugging import INSTEAD, lossy_buffer
 from durable_core.errors import UnsupportedError, UsageError
 from durable_core.types import Promise
 
@@ -155,6 +156,8 @@ def check_stream(dataset: Any, *, replicas: int, promise: Promise) -> Promise:
             hint="use a map-style dataset, one replica, or stream_shares=True: each replica then reads it "
             "all, and takes its share of each batch",
         )
+    if (lossy := lossy_buffer(dataset)) is not None:
+        return _need(promise, lossy, f"{INSTEAD}, {_WEAKEST}")
     if is_stateful(dataset):
         return Promise.BITWISE
     return _need(

@@ -62,12 +62,15 @@ class StreamFetcher(IterableDataset[StreamItem]):
         if self._used and self._initial is not None:
             self.dataset.load_state_dict(copy.deepcopy(self._initial))
         self._used = True
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(self.epoch)
+        self.tell_epoch()
         iterator = StreamIterator(self.dataset, self.seeds, self.epoch)
         if self.resume is not None:
             iterator.load_state_dict(copy.deepcopy(self.resume))
         return iterator
+
+    def tell_epoch(self) -> None:
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(self.epoch)
 
 
 class StreamIterator(Iterator[StreamItem]):
@@ -214,6 +217,10 @@ class StreamSource:
         if batch and state is None:
             raise OrderError(f"no state was recorded for batch {batch} of a stream")
         self._fetcher.epoch = epoch
+        if self._loader.num_workers:
+            # Hugging Face's keep the epoch in memory that workers share, and *add* what is missing: two that
+            # do so at once add it twice. Told before they start, they add nothing.
+            self._fetcher.tell_epoch()
         single = self._loader.num_workers <= 1
         self._fetcher.resume = one_iterator(state) if single and state is not None else None
         if state is not None and not single:

@@ -23,6 +23,7 @@ from durable_core.data.loader.sources import is_stateful
 from durable_core.data.loader.stream import StreamFetcher, StreamIterator
 from durable_core.data.loader.streams import Preserved
 from durable_core.data.order.arithmetic import Bijection, derive_keys
+from durable_core.data.readers.hugging import lossy_buffer
 from durable_core.data.rng import SampleSeeds
 from durable_core.errors import OrderError, SpecMismatchError, UnsupportedError, UsageError
 
@@ -40,7 +41,7 @@ class WindowShuffle(IterableDataset[Any]):
         window: B, the items held and mixed.
         seed: another one, or another window, cannot continue a run.
 
-    Raises ``UnsupportedError`` for a dataset without a state.
+    Raises ``UnsupportedError`` for a dataset without a state, or with one that is known to lose rows.
     """
 
     def __init__(self, dataset: Any, *, window: int, seed: int, dataset_id: str = "") -> None:
@@ -51,6 +52,8 @@ class WindowShuffle(IterableDataset[Any]):
                 f"{class_name(dataset)} has no state_dict, so a window of it cannot be read again",
                 hint="give it state_dict() and load_state_dict()",
             )
+        if (lossy := lossy_buffer(dataset)) is not None:
+            raise UnsupportedError(lossy, hint="give WindowShuffle the stream before that")
         self.window = window
         self._setting = {"name": WINDOW_SHUFFLE, "window": window, "seed": seed, "dataset_id": dataset_id}
         self._key = (WINDOW_SHUFFLE, dataset_id, seed)
@@ -60,6 +63,7 @@ class WindowShuffle(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """From the next ``iter()`` on."""
         self._upstream.epoch = epoch
+        self._upstream.tell_epoch()  # before there are workers: see StreamSource.open
 
     def __iter__(self) -> _Windows:
         return _Windows(iter(self._upstream), self.window, (*self._key, self._upstream.epoch))
