@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from durable_core.data.mixture.categorical import scaled, thresholds
 from durable_core.data.mixture.policy import carry, exact_weights, normalised, settle
 from durable_core.data.mixture.quota import choose, debt_bound, draw_rule, limit, unit_rule
 from durable_core.errors import UsageError
@@ -159,3 +160,19 @@ def test_weights_are_what_their_text_says() -> None:
         exact_weights(
             "abcd", {name: f"1/{10**9 + odd}" for name, odd in zip("abcd", (7, 9, 21, 33), strict=True)}
         )
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=9), st.integers(1, 2**48))
+def test_words_are_scaled_without_rounding(words: list[int], size: int) -> None:
+    words += [0, 2**64 - 1, 2**32, 2**32 - 1]
+    expected = [word * size >> 64 for word in words]
+    assert scaled(np.array(words, dtype=np.uint64), size).tolist() == expected
+
+
+@given(st.lists(st.integers(0, 2**60), min_size=1, max_size=9).filter(any))
+def test_thresholds_give_each_source_its_share_of_all_words(weights: list[int]) -> None:
+    bounds = [0, *thresholds(weights).tolist()]
+    bounds += [2**64] * (len(weights) + 1 - len(bounds))
+    for weight, begin, end in zip(weights, bounds, bounds[1:], strict=False):
+        assert abs(Fraction(end - begin, 2**64) - Fraction(weight, sum(weights))) < Fraction(1, 2**64)
+        assert weight or begin == end

@@ -278,6 +278,34 @@ def test_an_update_of_what_is_taken_or_out_of_turn_is_refused() -> None:
         once.with_update(once.start(0), 0, {**WEIGHTS, "law": 0})
 
 
+def test_updates_and_declared_changes_follow_one_another() -> None:
+    """The later one holds; of two for one batch, the update."""
+    sequence = mixed(weight_schedule=[(4, {"web": 1, "code": 8, "law": 1}), (6, WEIGHTS)])
+    state = sequence.with_update(sequence.start(0), 2, {"web": 8, "code": 1, "law": 1})
+    state = sequence.with_update(state, 6, {"web": 1, "code": 1, "law": 8})
+    drawn = [[0, 0, 0]]
+    for _ in range(4):
+        _, state = sequence.take(state, 200)
+        _, state = sequence.take(state, 200)
+        drawn.append(state["draws"])
+    shares = [[(b - a) / 400 for a, b in zip(*pair, strict=True)] for pair in itertools.pairwise(drawn)]
+    for share, due in zip(shares, ([5, 3, 2], [8, 1, 1], [1, 8, 1], [1, 1, 8]), strict=True):
+        assert share == pytest.approx([part / 10 for part in due], abs=0.01)
+    assert state["version"] == 4
+
+
+def test_independent_draws_after_a_change_have_a_key_of_their_own() -> None:
+    """Else a draw that fell to an exhausted source would always go to the same other one."""
+    sequence, plain = (
+        mixed(schedule="categorical", weight_schedule=[(1, WEIGHTS)]),
+        mixed(schedule="categorical"),
+    )
+    same, state = draw(sequence, sequence.start(0), 50, each=50)
+    expected, other = draw(plain, plain.start(0), 50, each=50)
+    assert same == expected
+    assert draw(sequence, state, 50, each=50)[0] != draw(plain, other, 50, each=50)[0]
+
+
 def test_a_kill_between_an_update_and_its_commit_makes_it_again() -> None:
     """The update is in the state that was committed, or it was never made: both end in the same draws."""
     later = {"web": 0.1, "code": 0.8, "law": 0.1}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from durable_core.data.mixture import MixedSequence, Mixture, check_debts, check_draws, check_window
-from durable_core.errors import UnsupportedError, UsageError
+from durable_core.errors import FormatError, UnsupportedError, UsageError
 
 
 class Texts:
@@ -180,6 +180,9 @@ def test_a_report_has_target_and_actual_counts() -> None:
     assert report["a"].debt == pytest.approx(2.5 - report["a"].draws)
     assert report["a"].deviation == pytest.approx(-report["a"].debt / 10)
     assert report["b"].epoch == (report["b"].draws - 1) // 5 and not report["b"].removed
+    assert view.report({"batches": 1, "sequence": {"inner": state, "used": 0}}) == report
+    with pytest.raises(FormatError, match="no state of a mixture"):
+        view.report({"epoch": 0})
 
 
 def test_a_removed_source_is_reported() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from durable_core.data.mixture.policy import Policy, Weights
 from durable_core.data.mixture.quota import limit
 from durable_core.data.order import Ids
-from durable_core.errors import UnsupportedError
+from durable_core.errors import FormatError, UnsupportedError
 
 Z_LIMIT = 4.0  # standard deviations: one false alarm in 16,000 windows and sources
 
@@ -37,7 +37,12 @@ class SourceReport:
 
 
 def report(policy: Policy, state: Mapping[str, Any]) -> dict[str, SourceReport]:
-    """Target policy and actual counts by source, from a state of the mixture's sequence."""
+    """Target policy and actual counts by source, from a state of the mixture's sequence.
+
+    The state may be wrapped: by a loader, or by packing, whose documents in hand (at most 256, taken
+    and not all packed) do not count yet.
+    """
+    state = _own(state)
     weights = policy.weights_at(state)
     units = state.get("units", state["draws"])
     total, denominator = sum(units), sum(weights)
@@ -117,6 +122,7 @@ def check_draws(
 
 def check_debts(policy: Policy, state: Mapping[str, Any]) -> list[Finding]:
     """Sources whose debt in a state of the mixture's sequence is beyond its limit: a fault, never chance."""
+    state = _own(state)
     total, end = sum(policy.weights_at(state)), sum(state["draws"])
     if "limit" not in state or not total:
         return []
@@ -126,3 +132,13 @@ def check_debts(policy: Policy, state: Mapping[str, Any]) -> list[Finding]:
         for name, count, debt in zip(policy.names, units, state["debts"], strict=True)
         if abs(debt) > state["limit"]
     ]
+
+
+def _own(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mixture's state inside what stands around it."""
+    while "debts" not in state:
+        inner = state.get("sequence", state.get("inner"))
+        if not isinstance(inner, Mapping):
+            raise FormatError("mixture", f"no state of a mixture: {sorted(state)}")
+        state = inner
+    return state

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from durable_core.data.mixture.lanes import Lane
+from durable_core.data.mixture.lanes import Lane, Place
 from durable_core.data.mixture.policy import Weights
 from durable_core.data.order import Ids
 from durable_core.errors import UsageError
@@ -54,27 +54,20 @@ class Lookahead:
     def __init__(
         self,
         lanes: Sequence[Lane],
-        states: Sequence[Any],
+        places: Sequence[Place],
         tokens: Sequence[Tokens],
         weights: Weights,
         count: int,
     ) -> None:
-        self._lanes, self._states, self._tokens = lanes, list(states), tokens
+        self._lanes, self._places, self._tokens = lanes, list(places), tokens
         total = sum(weights)
         self._chunks = [min(count, _LEAST + count * weight // total) for weight in weights]
         self._known: list[list[int]] = [[] for _ in lanes]  # last first
-        self._ended = [False] * len(lanes)
 
     def __call__(self, source: int) -> int | None:
         if not self._known[source]:
-            self._extend(source)
+            lane, chunk = self._lanes[source], self._chunks[source]
+            batch, self._places[source] = lane.take(self._places[source], chunk)
+            self._known[source] = self._tokens[source].of(batch.ids).tolist()[::-1]
         known = self._known[source]
         return known.pop() if known else None
-
-    def _extend(self, source: int) -> None:
-        if self._ended[source]:
-            return
-        chunk = self._chunks[source]
-        batch, self._states[source] = self._lanes[source].take(self._states[source], chunk)
-        self._ended[source] = len(batch) < chunk
-        self._known[source] = self._tokens[source].of(batch.ids).tolist()[::-1]
