@@ -91,7 +91,7 @@ class _Process:
         finally:
             make_current(before)
             self._rng.follow(None)
-            if users:
+            if users and dirty:
                 self._batch.restore(dirty)
         return result
 
@@ -108,7 +108,7 @@ class _Process:
 
     def _missed(self) -> bool:
         """Whether a stream was drawn from unseeded; it is seeded from now on."""
-        missed = self._batch.changed(self._spared)
+        missed = self._spared and self._batch.changed(self._spared)
         if missed:
             self._spare(set(self._spared).difference(missed))
         return bool(missed)

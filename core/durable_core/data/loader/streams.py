@@ -1,11 +1,14 @@
 """L3. The three process-wide random streams, and a cheap way to know whether one was drawn from.
 
 python's ``random``, numpy's legacy global, torch's default CPU generator. Saving or restoring one costs
-up to 80 us, and most datasets never draw. So a stream is *watched*: its memory is read (never written)
-before and after, and only what changed is restored, by the generator's own functions. Every draw leaves
-its trace there, for a generator that answered and did not change would answer the same again. That it is
-the right memory is tried out first, on a generator of our own; where it is not (another interpreter),
-saved states are compared instead.
+up to 80 us, and most datasets never draw. So a stream is *watched*: a part of its memory is read (never
+written) before and after, and only what changed is restored, by the generator's own functions.
+
+All three are Mersenne twisters: 624 words and a position. A draw moves the position, and when it passes
+the end all words are new, as they are after seeding; so the position and ``_SOME`` of the words
+tell (2^-512 of all changes would not show), with the spare that is left of a pair of normals. That it
+is the right memory is tried out first, on a generator of our own; where it is not (another interpreter
+or version), saved states are compared instead.
 
 What leaves no trace: to draw and then put the stream back just as it was, or only to read the state
 (``torch.initial_seed()``).
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,9 +27,11 @@ import torch
 
 from durable_core.data.rng import Seeds
 
-_MT19937_BYTES = 4 * 624 + 4  # numpy's mt19937_state: the words and the position
+_SOME = 64  # bytes: 16 words
+_PYTHON = slice(0, 4 + _SOME)  # _random.Random: the position, the words
+_NUMPY = slice(4 * 624 - _SOME, 4 * 624 + 4)  # mt19937_state: the words, the position
+_TORCH = slice(80, 100 + _SOME), slice(2596, 2632)  # at::CPUGeneratorImpl: seed, position, words; spares
 _FLOATS = (torch.float32, torch.float64)
-_TORCH_BYTES = slice(80, 2632)  # at::CPUGeneratorImpl from the seed to the spare of a pair of normals
 
 
 class Stream(Protocol):
@@ -50,10 +55,10 @@ class PythonStream:
 
     def __init__(self, generator: random.Random | None = None) -> None:
         self._generator: Any = generator or _owner(random.random)
-        self._words = _memory(self._generator, random.Random.__base__)  # what is written in C
+        self._words: memoryview | None = _fields(self._generator, random.Random.__base__)[_PYTHON]
         if generator is None:
             trial = random.Random(1)
-            if not _shows(PythonStream(trial), trial.random, trial.random):
+            if not _shows(PythonStream(trial), trial.random, partial(trial.seed, 2), trial.random):
                 self._words = None
 
     def seed(self, seeds: Seeds) -> None:
@@ -75,12 +80,13 @@ class NumpyStream:
 
     def __init__(self, generator: np.random.RandomState | None = None) -> None:
         self._generator: Any = generator or _owner(np.random.random_sample)
-        self._spare = _memory(self._generator, type(self._generator))  # of a pair of normals, and more
+        self._spare: memoryview | None = _fields(self._generator, type(self._generator))  # and more
         self._bits: Any = None
         self._words: memoryview | None = None
         if generator is None:
             trial = np.random.RandomState(1)
-            if not _shows(NumpyStream(trial), trial.random_sample, trial.randn, trial.randn):
+            draws = (trial.random_sample, partial(trial.seed, 2), trial.randn, trial.randn)
+            if not _shows(NumpyStream(trial), *draws):
                 self._spare = None
 
     def seed(self, seeds: Seeds) -> None:
@@ -90,7 +96,8 @@ class NumpyStream:
         if self._generator._bit_generator is not self._bits:  # the first time, and after set_bit_generator
             self._bits = self._generator._bit_generator
             known = isinstance(self._bits, np.random.MT19937)
-            self._words = _at(self._bits.ctypes.state_address, _MT19937_BYTES) if known else None
+            address = self._bits.ctypes.state_address
+            self._words = _at(address, _NUMPY.stop)[_NUMPY] if known else None
         if self._words is None or self._spare is None:
             return _frozen(self.save())
         return bytes(self._words), bytes(self._spare)
@@ -110,18 +117,23 @@ class TorchStream:
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self._generator = generator or torch.default_generator
-        self._state: memoryview | None = _implementation(self._generator)
+        memory = _implementation(self._generator)
+        self._words: memoryview | None = memory[_TORCH[0]]
+        self._spares = memory[_TORCH[1]]
         if generator is None:
             trial = torch.Generator()
             normals = (partial(torch.randn, (), dtype=d, generator=trial) for d in _FLOATS for _ in (1, 2))
-            if not _shows(TorchStream(trial), partial(torch.rand, (), generator=trial), *normals):
-                self._state = None
+            draw = partial(torch.rand, (), generator=trial)
+            if not _shows(TorchStream(trial), draw, draw, partial(trial.manual_seed, 2), draw, *normals):
+                self._words = None
 
     def seed(self, seeds: Seeds) -> None:
         self._generator.manual_seed(seeds.torch)
 
     def peek(self) -> object:
-        return self._generator.get_state().numpy().tobytes() if self._state is None else bytes(self._state)
+        if self._words is None:
+            return self._generator.get_state().numpy().tobytes()
+        return bytes(self._words), bytes(self._spares)
 
     def save(self) -> Any:
         return self._generator.get_state()
@@ -140,27 +152,28 @@ class Watch:
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         self._streams = streams
+        self._peeks = [stream.peek for stream in streams]
         self._seen: list[object] = [None] * len(streams)
-        self._saved: list[tuple[object, Any]] = [(None, None)] * len(streams)
+        self._saved_at, self._saved = list(self._seen), list(self._seen)
 
     def mark(self, *, save: bool = False) -> None:
         """From here on; ``save``: and ``restore`` comes back to here (what is saved already stays)."""
-        self._seen = [stream.peek() for stream in self._streams]
-        if save:
-            for place, seen in enumerate(self._seen):
-                if self._saved[place][0] != seen:
-                    self._saved[place] = seen, self._streams[place].save()
+        self._seen = seen = [peek() for peek in self._peeks]
+        if save and seen != self._saved_at:
+            for place, stream in enumerate(self._streams):
+                if seen[place] != self._saved_at[place]:
+                    self._saved_at[place], self._saved[place] = seen[place], stream.save()
 
-    def changed(self, places: Iterable[int]) -> list[int]:
+    def changed(self, places: Sequence[int]) -> list[int]:
         """Those of ``places`` that were drawn from, seeded or restored since."""
-        return [place for place in places if self._streams[place].peek() != self._seen[place]]
+        now = [peek() for peek in self._peeks]
+        return [] if now == self._seen else [place for place in places if now[place] != self._seen[place]]
 
-    def restore(self, places: Iterable[int]) -> None:
+    def restore(self, places: Sequence[int]) -> None:
         """Put back those of ``places`` that changed since ``mark(save=True)``."""
         for place in self.changed(places):
-            stream, state = self._streams[place], self._saved[place][1]
-            stream.restore(state)
-            self._saved[place] = stream.peek(), state  # a spare that is not valid may look different
+            self._streams[place].restore(self._saved[place])
+            self._saved_at[place] = self._peeks[place]()  # a spare that is not valid may look different
 
 
 class Preserved:
@@ -186,13 +199,12 @@ def _owner(function: Any) -> Any:
 
 
 def _implementation(generator: Any) -> memoryview:
-    return _at(generator._cdata, _TORCH_BYTES.stop)[_TORCH_BYTES]
+    return _at(generator._cdata, _TORCH[1].stop)
 
 
-def _memory(generator: Any, kind: Any) -> memoryview | None:
-    """The fields that ``kind`` declares in C, at the beginning of the object; None without any."""
-    size = kind.__basicsize__ - object.__basicsize__
-    return _at(id(generator) + object.__basicsize__, size) if size > 0 else None
+def _fields(generator: Any, kind: Any) -> memoryview:
+    """The fields that ``kind`` declares in C, at the beginning of the object."""
+    return _at(id(generator) + object.__basicsize__, max(kind.__basicsize__ - object.__basicsize__, 0))
 
 
 def _at(address: int, size: int) -> memoryview:
