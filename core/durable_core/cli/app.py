@@ -117,16 +117,22 @@ def verify(root: str, c: int | None, strict: bool, as_json: bool) -> int:
 
 
 @_command("audit")
-def audit(root: str, as_json: bool) -> int:
+@click.option("--at", "c", type=click.IntRange(min=0), metavar="C", help="Up to checkpoint C, not the head.")
+@click.option(
+    "--explain", "sample", metavar="ID", help="Tell where one sample went (source:ID in a mixture)."
+)
+def audit(root: str, c: int | None, sample: str | None, as_json: bool) -> int:
     """Prove which samples were consumed.
 
     From the ledger of acknowledged batches along the lineage of the head: what the committed steps
-    consumed, and what they repeated or skipped. Ends with 1 when there is any, or nothing to prove
-    it from.
+    consumed, by source, and what they repeated or skipped. Ends with 1 when there is any, or nothing to
+    prove it from.
     """
     from durable_core.cli import checks
 
-    return show(checks.audit(root), as_json=as_json)
+    if sample is not None:
+        return show(checks.explain(root, sample, c), as_json=as_json)
+    return show(checks.audit(root, c), as_json=as_json)
 
 
 @_command("export")
@@ -283,13 +289,13 @@ def secret(file: str, as_json: bool) -> int:
 
 
 app.add_command(agent)
+app.add_command(data)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. Only faults of our own end in a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in given
-app.add_command(data)
     try:
         # Not app.main(): that takes a closed pipe for a failure.
         with app.make_context("durable", given) as context:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ from durable_core.cli.output import CORRUPT, FAILED, OK, Answer, Table, human_by
 from durable_core.engine.inspect import open_run
 
 if TYPE_CHECKING:
+    from durable_core.engine.explain import Use
+    from durable_core.engine.portions import SourceCount
     from durable_core.engine.verify import Verified
 
 
@@ -62,13 +65,15 @@ def _verdict(verified: Verified) -> str:
     return f"fine; {len(verified.elsewhere)} objects are elsewhere" if verified.elsewhere else "fine"
 
 
-def audit(root: str) -> Answer:
+def audit(root: str, c: int | None = None) -> Answer:
     from durable_core.engine import audit as engine
 
-    found = engine.audit(open_run(root))
+    found = engine.audit(open_run(root), c)
     document = found.to_json()
-    facts = [(name, document[name]) for name in ("steps", "samples", "repeated", "skipped", "abandoned")]
-    human: list[Table | str] = [Table(("what", "count"), facts)]
+    names = ("steps", "samples", "repeated", "skipped", "abandoned", "left_out")
+    human: list[Table | str] = [Table(("what", "count"), [(name, document[name]) for name in names])]
+    if found.consumption.sources:
+        human.append(_by_source(found.consumption.sources))
     if found.consumption.findings:
         human.append(
             Table(
@@ -81,6 +86,39 @@ def audit(root: str) -> Answer:
         human.append("note: the dataset is unverified: its identity is a claim, not a digest")
     human.append(_conclusion(found.sound, found.proven))
     return Answer(document, human, OK if found.sound else FAILED)
+
+
+def _by_source(sources: Sequence[SourceCount]) -> Table:
+    return Table(
+        ("source", "size", "draws", "due", "tokens", "epochs", "repeated", "skipped", "left out"),
+        [
+            (
+                s.name, s.size, s.draws, None if s.due is None else f"{s.due:.1f}", s.tokens, s.epochs,
+                s.repeated, s.skipped, s.left_out,
+            )
+            for s in sources
+        ],
+    )  # fmt: skip
+
+
+def explain(root: str, sample: str, c: int | None = None) -> Answer:
+    from durable_core.engine import explain as engine
+
+    found = engine.explain(open_run(root), sample, c)
+    name = f"sample {found.id}" + (f" of {found.source}" if found.source is not None else "")
+    if not found.uses:
+        return Answer(found.to_json(), [f"{name} was not consumed by step {found.step}"])
+    uses = [(u.step, u.epoch, u.batch, u.role, u.place, u.tokens, _effect(u), u.c) for u in found.uses]
+    columns = ("step", "epoch", "batch", "role", "place", "tokens", "effect", "committed by c")
+    held = ", ".join(f"c{c}" for c in found.checkpoints) or "none"
+    human: list[Table | str] = [Table(columns, uses, name), f"checkpoints that hold its effect: {held}"]
+    return Answer(found.to_json(), human)
+
+
+def _effect(use: Use) -> str:
+    if use.left_out:
+        return "left out by declaration"
+    return "applied" if use.applied else "no update"
 
 
 def _conclusion(sound: bool, proven: bool) -> str:

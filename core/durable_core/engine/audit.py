@@ -1,18 +1,20 @@
 """L4. The audit: which samples did every committed step consume? Read from the ledger of the lineage.
 
-The ledger outlives retired checkpoints, so the whole history of the head is audited, not only what
+The ledger outlives retired checkpoints, so the whole history of a checkpoint is audited, not only what
 can still be restored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from durable_core.commit.state import CheckpointInfo
 from durable_core.data.cursor import Cursor
+from durable_core.data.sequence import Sequence as DataSequence
 from durable_core.engine.consumption import Consumption, Segment, consume
+from durable_core.engine.due import Plan
 from durable_core.engine.inspect import Reader
 from durable_core.errors import CorruptError, DigestMismatchError, ObjectNotFoundError
 from durable_core.format import digests
@@ -22,7 +24,7 @@ from durable_core.types import CheckpointState
 
 @dataclass(frozen=True)
 class Audit:
-    """``steps``: the head's step. ``proven``: there was a ledger to prove anything from.
+    """``steps``: those of ``head``, the checkpoint audited. ``proven``: every step left a ledger.
     ``unverified``: the dataset's identity is a claim, not a digest. ``notes``: what limits the proof."""
 
     run_id: str
@@ -51,65 +53,96 @@ class Audit:
             "skipped": found.skipped,
             "by_source": dict(self.by_source),
             "abandoned": sum(epoch.abandoned for epoch in found.epochs),
+            "left_out": sum(epoch.left_out for epoch in found.epochs),
             "ids_checked": found.ids_checked,
             "unverified": self.unverified,
             "head": self.head,
             "lineage": list(self.lineage),
             "epochs": [asdict(epoch) for epoch in found.epochs],
+            "sources": [asdict(source) for source in found.sources],
             "findings": [asdict(finding) for finding in found.findings],
             "notes": list(self.notes),
         }
 
 
-def audit(reader: Reader) -> Audit:
-    """Audit the lineage of the head.
+def audit(reader: Reader, c: int | None = None, *, sequence: DataSequence | None = None) -> Audit:
+    """Audit what led to checkpoint ``c``: to the head, by default.
 
-    Raises ``DigestMismatchError``, ``FormatError`` or ``ObjectNotFoundError`` naming a ledger object that
-    is damaged or gone: then nothing is proven.
+    ``sequence``: the run's own (``loader.sequence``). Packed documents need it for a comparison id by id,
+    for their lengths are not part of a checkpoint.
+
+    Raises ``CheckpointNotFoundError``; ``DigestMismatchError``, ``FormatError`` or ``ObjectNotFoundError``
+    naming a ledger object that is damaged or gone: then nothing is proven.
     """
-    state = reader.state
-    infos = [state.checkpoints[c] for c in state.lineage()]
+    infos = lineage_of(reader, c)
     notes: list[str] = []
-    segments: list[Segment] = []
-    after, silent = -1, False
-    for info in infos:
-        rows = dict(_rows(reader, info))
-        segments.append(Segment(info.c, after, info.step, rows, _cursor(reader, info, notes)))
-        if not any(rows.values()) and info.step > max(after, 0):
-            silent = True
-            notes.append(f"steps {max(after, 0) + 1} to {info.step} (c{info.c}) left no ledger")
-        after = info.step
-    consumption = consume(segments)
-    data = state.spec.get("data") or {}
-    if not consumption.ids_checked and consumption.samples:
-        notes.append("the order is not one this version can compute: checked batch by batch, not id by id")
-    source = segments[-1].cursor.dataset_id if segments and segments[-1].cursor else "unknown"
+    segments = [
+        Segment(info.c, after, info.step, LazyRows(reader, info), *position_of(reader, info, notes))
+        for info, after in zip(infos, [-1, *(info.step for info in infos)], strict=False)
+    ]
+    found = consume(segments, sequence=sequence)
+    notes += [f"steps {max(s.after, 0) + 1} to {s.through} (c{s.c}) left no ledger" for s in found.silent]
+    if not found.ids_checked and found.samples:
+        notes.append("the order is not one that can be computed here: checked batch by batch, not id by id")
+    name = segments[-1].cursor.dataset_id if segments and segments[-1].cursor else "unknown"
     # Loaders name a dataset that tells no identity of its own "unverified:<class>:<length>".
-    verified = data.get("verified", False) or not source.startswith(("unverified:", "unknown"))
+    ids = [source.dataset_id for source in found.sources] or [name]
+    claims = any(i.startswith(("unverified:", "unknown")) for i in ids)
+    whole = {name: found.samples} if found.samples else {}
     return Audit(
-        run_id=state.run_id,
-        head=state.head,
-        steps=state.head_step or 0,
-        lineage=state.lineage(),
-        by_source={source: consumption.samples} if consumption.samples else {},
-        consumption=consumption,
-        proven=not silent,
-        unverified=not verified,
-        notes=tuple(notes),
+        run_id=reader.state.run_id,
+        head=infos[-1].c if infos else None,
+        steps=infos[-1].step if infos else 0,
+        lineage=tuple(info.c for info in infos),
+        by_source={source.name: source.draws for source in found.sources} or whole,
+        consumption=found,
+        proven=not found.silent,
+        unverified=claims and not (reader.state.spec.get("data") or {}).get("verified", False),
+        notes=(*notes, *found.notes),
     )
 
 
-def _rows(reader: Reader, info: CheckpointInfo) -> Iterator[tuple[str, tuple[Row, ...]]]:
+def lineage_of(reader: Reader, c: int | None) -> list[CheckpointInfo]:
+    """The checkpoints that led to committed checkpoint ``c`` (the head, by default), oldest first; a branch
+    that was left counts from where it began. Raises ``CheckpointNotFoundError``."""
+    state = reader.state
+    at = state.head if c is None else reader.checkpoint(c).c
+    path: list[CheckpointInfo] = []
+    while at is not None:
+        path.append(state.checkpoints[at])
+        at = path[-1].parent
+    return path[::-1]
+
+
+class LazyRows(Mapping[str, Sequence[Row]]):
+    """The rows of a checkpoint by role, read when they are asked for: a long history need not fit memory."""
+
+    def __init__(self, reader: Reader, info: CheckpointInfo) -> None:
+        self._reader = reader
+        self._segments = _segments(reader, info)
+
+    def __getitem__(self, role: str) -> Sequence[Row]:
+        key, digest = self._segments[role]
+        return decode_segment(_checked(self._reader, key, digest), key=key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._segments)
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+
+def _segments(reader: Reader, info: CheckpointInfo) -> dict[str, tuple[str, str]]:
+    """Role -> (key, digest) of what it consumed on the way to this checkpoint."""
     if info.ledger is None:
-        return
+        return {}
     key, digest = info.ledger
     index = decode_index(_checked(reader, key, digest), key=key)
     if (index.c, index.step, index.parent) != (info.c, info.step, info.parent):
         raise CorruptError(
             key, f"speaks of c{index.c} at step {index.step}, not of c{info.c} at step {info.step}"
         )
-    for role, segment in index.segments.items():
-        yield role, decode_segment(_checked(reader, segment.key, segment.digest), key=segment.key)
+    return {role: (segment.key, segment.digest) for role, segment in index.segments.items()}
 
 
 def _checked(reader: Reader, key: str, digest: str) -> bytes:
@@ -121,26 +154,29 @@ def _checked(reader: Reader, key: str, digest: str) -> bytes:
     return data
 
 
-def _cursor(reader: Reader, info: CheckpointInfo, notes: list[str]) -> Cursor | None:
-    """The position committed with a checkpoint; ``None`` where its manifest is gone or has none."""
+def position_of(reader: Reader, info: CheckpointInfo, notes: list[str]) -> tuple[Cursor | None, Plan | None]:
+    """Cursor and plan committed with a checkpoint; ``None`` where its manifest is gone or has none."""
     if info.state is CheckpointState.RETIRED:
-        return None
+        return None, None
     try:
-        found = tuple(_cursors(reader.manifest(info).cursor))
+        found = tuple(positions(reader.manifest(info).cursor))
     except (CorruptError, ObjectNotFoundError) as error:
         notes.append(f"the cursor of c{info.c} is not known: {error.message}")
-        return None
+        return None, None
     if len(found) > 1:
         notes.append(f"c{info.c} has {len(found)} cursors; only the first is checked")
-    return found[0] if found else None
+    return found[0] if found else (None, None)
 
 
-def _cursors(value: Any) -> Iterator[Cursor]:
-    """Every cursor inside the manifest's cursor value: one, or one a loader by name."""
-    if isinstance(value, Mapping):
-        if "dataset_id" in value and "epoch" in value:
-            # beside the cursor's own fields: the state of a source that has one
-            yield Cursor.from_dict({name: item for name, item in value.items() if name != "source"})
-            return
-        for inner in value.values():
-            yield from _cursors(inner)
+def positions(value: Any) -> Iterator[tuple[Cursor, Plan | None]]:
+    """Every cursor inside the manifest's cursor value, and the plan beside it: one, or one a loader."""
+    if not isinstance(value, Mapping):
+        return
+    if "dataset_id" in value and "epoch" in value:
+        beside = ("source", "plan")  # the state of a source that has one, and what the sequence is
+        plan = value.get("plan")
+        cursor = Cursor.from_dict({name: item for name, item in value.items() if name not in beside})
+        yield cursor, plan if isinstance(plan, Mapping) else None
+        return
+    for inner in value.values():
+        yield from positions(inner)

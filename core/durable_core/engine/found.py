@@ -1,0 +1,135 @@
+"""L4. Batches as the rows of a lineage tell them, and an epoch while it may still get more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from durable_core.data.order import Ids
+from durable_core.data.sequence import Batch
+from durable_core.engine.due import amounts_of
+from durable_core.format.ledger import Row, RowFlag
+
+NONE: Ids = np.empty(0, np.int64)
+
+
+@dataclass
+class Found:
+    """One batch as its rows tell it, in role order. ``again``: of a role that had given its part."""
+
+    parts: list[Row] = field(default_factory=list)
+    again: list[Row] = field(default_factory=list)
+    left_out: list[Row] = field(default_factory=list)
+    leaves: bool = False
+    roles: set[str] = field(default_factory=set)
+
+    def add(self, role: str, row: Row) -> None:
+        if row.flags & RowFlag.ABANDONED:
+            self.leaves = True
+        elif row.flags & RowFlag.SKIPPED:
+            self.left_out.append(row)
+        elif role in self.roles:
+            self.again.append(row)
+        else:
+            self.roles.add(role)
+            self.parts.append(row)
+
+    @property
+    def rows(self) -> list[Row]:
+        return [*self.parts, *self.left_out, *self.again]
+
+    @property
+    def is_batch(self) -> bool:
+        return bool(self.parts or self.left_out)
+
+    @property
+    def ids_left_out(self) -> Ids:
+        return np.concatenate([NONE, *(row.ids for row in self.left_out)])
+
+    def joined(self) -> tuple[Ids, Ids | None]:
+        """All ids, those left out last, and the tokens of each where documents are packed."""
+        rows = [*self.parts, *self.left_out]
+        ids = rows[0].ids if len(rows) == 1 else np.concatenate([row.ids for row in rows])
+        if all(row.amounts is None for row in rows):
+            return ids, None
+        given = ((row.amounts, len(row.ids)) for row in rows)
+        return ids, np.concatenate([np.zeros(n, np.int64) if a is None else a for a, n in given])
+
+    def is_as(self, expected: Batch) -> bool:
+        """The ids in order, and the tokens of each; what was left out is missing in its place."""
+        delivered = np.concatenate([NONE, *(row.ids for row in self.parts)])
+        kept = np.ones(len(expected.ids), bool)
+        for i in self.ids_left_out.tolist():
+            at = np.flatnonzero((expected.ids == i) & kept)
+            kept[at[:1]] = False
+            if not len(at):
+                return False
+        if not np.array_equal(delivered, expected.ids[kept]):
+            return False
+        amounts = [row.amounts for row in self.parts if row.amounts is not None]
+        tokens = amounts_of(expected)
+        if tokens is None or len(amounts) < len(self.parts):
+            return True
+        return np.array_equal(np.concatenate([NONE, *amounts]), tokens[kept])
+
+
+@dataclass
+class OpenEpoch:
+    """An epoch that may still get batches. ``next``: all before it came, but those in ``gaps``.
+
+    ``got`` and ``wanted`` are the ids of batches in which the two differ."""
+
+    number: int
+    next: int = 0
+    left_at: int | None = None
+    gaps: list[range] = field(default_factory=list)
+    got: list[Ids] = field(default_factory=list)
+    wanted: list[Ids] = field(default_factory=list)
+    moved: list[int] = field(default_factory=list)
+    samples: int = 0
+    again: int = 0
+    left_out: int = 0
+
+    def missing(self, end: int) -> list[range]:
+        """Batches before ``end`` without a row."""
+        known = [range(gap.start, min(gap.stop, end)) for gap in self.gaps if gap.start < end]
+        return [*known, range(self.next, end)] if self.next < end else known
+
+    def fill(self, batch: int) -> bool:
+        """A batch came late. False: it had come before."""
+        for i, gap in enumerate(self.gaps):
+            if batch in gap:
+                rest = (range(gap.start, batch), range(batch + 1, gap.stop))
+                self.gaps[i : i + 1] = [part for part in rest if part]
+                return True
+        return False
+
+
+def difference(actual: Sequence[Ids], expected: Sequence[Ids]) -> tuple[Ids, Ids]:
+    """(ids, how many times more often than expected each came; less often, if negative)."""
+    got, got_count = np.unique(np.concatenate([NONE, *actual]), return_counts=True)
+    due, due_count = np.unique(np.concatenate([NONE, *expected]), return_counts=True)
+    every = np.union1d(got, due)
+    surplus = np.zeros(len(every), np.int64)
+    surplus[np.searchsorted(every, got)] += got_count
+    surplus[np.searchsorted(every, due)] -= due_count
+    return every[surplus != 0], surplus[surplus != 0]
+
+
+def runs_of(numbers: Sequence[int]) -> list[range]:
+    """``[3, 4, 5, 9]`` -> 3 to 5 and 9, as ranges."""
+    runs: list[range] = []
+    for number in numbers:
+        if runs and runs[-1].stop == number:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs
+
+
+def listed(runs: Sequence[range]) -> str:
+    """``3-5, 9``; the first few."""
+    shown = [str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in runs[:5]]
+    return ", ".join(shown) + (", …" if len(runs) > 5 else "")
