@@ -174,7 +174,7 @@ def test_lengths_lie_beside_it_and_belong_to_it(corpus: Path, tmp_path: Path) ->
     assert lengths.dtype == np.uint32 and lengths.tolist() == [0, 0, 1, 0, 1, 2, 0, 1, 2, 3]
     about = load(path).about.lengths
     assert about is not None and (about.total, about.source) == (10, "column tokens")
-    beside = lengths_path(path, built.manifest)
+    beside = Path(lengths_path(path, built.manifest))
     data = bytearray(beside.read_bytes())
     data[-1] ^= 1
     beside.write_bytes(data)
@@ -186,6 +186,8 @@ def test_lengths_lie_beside_it_and_belong_to_it(corpus: Path, tmp_path: Path) ->
     beside.unlink()
     with pytest.raises(CorruptError, match="missing"):
         load_lengths(path)
+    with pytest.raises(UsageError, match="written to a directory"):
+        save(built, "s3://bucket/m.json")
     with pytest.raises(UsageError, match="has no lengths"):
         save(build([corpus]), path)
         load_lengths(path)
@@ -329,7 +331,7 @@ def test_killed_at_any_point_there_is_the_old_manifest_or_the_new(corpus: Path, 
         assert code == -signal.SIGKILL
     assert at > 6 and seen == {old.manifest.dataset_id, new.manifest.dataset_id}
     save(old, path)
-    left = {path.name, stats_path(path).name, lengths_path(path, old.manifest).name}
+    left = {path.name, stats_path(path).name, Path(lengths_path(path, old.manifest)).name}
     assert {each.name for each in tmp_path.iterdir()} == left | {"corpus"}
 
 

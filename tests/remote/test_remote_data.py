@@ -12,7 +12,8 @@ from remote_servers import BUCKET, FaultProxy, raw_client
 from durable_core.clock import SystemClock
 from durable_core.data.cache import DataCache
 from durable_core.data.files import open_location
-from durable_core.data.manifest import build, save, verify
+from durable_core.data.manifest import build, load_lengths, save, verify
+from durable_core.data.manifest.store import lengths_path
 from durable_core.data.physical.retry import Retries
 from durable_core.errors import DataUnavailableError, ObjectNotFoundError
 
@@ -62,10 +63,14 @@ def test_a_manifest_of_a_store_is_that_of_the_same_files(
     assert built.manifest == build([tmp_path / "corpus"], tokens="tokens").manifest
     assert verify(built.manifest, stored, jobs=2).require().read == 3
 
-    again = build([stored], update=path, **how)  # by their ETags
+    for each in (path, Path(lengths_path(path, built.manifest))):
+        put(weed, prefix, f"meta/{each.name}", each.read_bytes())
+    assert load_lengths(stored.replace("?", "/meta/m.json?")).tolist() == load_lengths(path).tolist()
+
+    again = build([stored.replace("?", "/train?")], root=stored, update=path, **how)  # by their ETags
     assert (again.read, again.reused) == (0, 3)
     put(weed, prefix, "train/part-1.jsonl", b'{"tokens": []}\n')
-    again = build([stored], update=path, **how)
+    again = build([stored.replace("?", "/train?")], root=stored, update=path, **how)
     assert (again.read, again.reused) == (1, 2) and again.manifest != built.manifest
     one = build([stored.replace("?", "/train/part-0.jsonl?")], root=stored)
     assert [item.name for item in one.manifest.objects] == ["train/part-0.jsonl"]

@@ -1,8 +1,8 @@
 """``python -m tests.torture.cache``: processes that share one data cache are killed at random instants.
 
 Workers open, check and hold objects, from a source that is sometimes wrong, in a cache that holds a third
-of them. Whatever is killed: nothing wrong is ever seen, nothing in use goes away, the bound holds, and at last
-nothing is locked or left over. Prints one JSON report; exits 1 on any fault.
+of them. Whatever is killed: nothing wrong is ever seen, nothing in use goes away, the bound holds, and
+afterwards nothing is locked or left over. Prints one JSON report; exits 1 on any fault.
 """
 
 from __future__ import annotations

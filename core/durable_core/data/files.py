@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from durable_core.clock import Clock, SystemClock
@@ -144,8 +144,7 @@ def open_file(where: str | os.PathLike[str], **how: Any) -> File:
 
 def check_name(name: str) -> None:
     """Raises ``FormatError`` unless ``name`` is a path below a location, in its one spelling."""
-    pure = PurePosixPath(name)
-    if pure.is_absolute() or ".." in pure.parts or str(pure) != name or name in ("", ".") or "\0" in name:
+    if "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
         raise FormatError(name, "not a path below the dataset's root")
 
 
@@ -211,7 +210,7 @@ class LocalFile(File):
         return self._do(lambda: self._path.open("rb"))
 
     def alias(self) -> str | None:
-        parts = [self._path, *self._path.parents[: len(PurePosixPath(self.name).parts) - 1]]
+        parts = [self._path, *self._path.parents[: self.name.count("/")]]
         link = next((part for part in parts if part.is_symlink()), None)
         return None if link is None else f"{link} is a symbolic link to {link.readlink()}"
 

@@ -216,10 +216,16 @@ def _local(file: File) -> Iterator[tuple[File, str]]:
         yield file, "sha256:" + digest.hexdigest()
         return
     with tempfile.TemporaryDirectory(prefix="durable-build-") as directory:
-        with Path(directory, "object").open("wb") as stream:
-            for chunk in file.chunks():
-                digest.update(chunk)
-                stream.write(chunk)
+        try:
+            with Path(directory, "object").open("wb") as stream:
+                for chunk in file.chunks():
+                    digest.update(chunk)
+                    stream.write(chunk)
+        except OSError as error:
+            raise UsageError(
+                f"{file.name} cannot be kept in {tempfile.gettempdir()} for a while: {error.strerror}",
+                hint="set TMPDIR to where there is room for the largest object",
+            ) from error
         yield LocalFile(Path(directory), "object"), "sha256:" + digest.hexdigest()
 
 

@@ -9,7 +9,6 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,7 +39,7 @@ def check_identity(value: str, what: str) -> str:
 
 def alias_in(name: str) -> str | None:
     """The part of an object's name that says "whatever is newest" (``latest``, ``current.txt``, …)."""
-    return next((part for part in PurePosixPath(name).parts if _ALIAS.fullmatch(part)), None)
+    return next((part for part in name.split("/") if _ALIAS.fullmatch(part)), None)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,13 @@ from durable_core.clock import SystemClock
 from durable_core.data.files import Stat, open_file
 from durable_core.data.manifest.model import DatasetManifest
 from durable_core.data.scratch import exclusive, write_whole
-from durable_core.errors import CorruptError, DigestMismatchError, FormatError, UsageError
+from durable_core.errors import (
+    CorruptError,
+    DigestMismatchError,
+    FormatError,
+    ObjectNotFoundError,
+    UsageError,
+)
 from durable_core.format import canonical, digests
 from durable_core.format.fields import versioned
 
@@ -55,6 +61,8 @@ class Previous:
 
 def save(built: Built, path: str | os.PathLike[str]) -> None:
     """Write the manifest and what belongs beside it. Raises ``UsageError`` when it cannot be written."""
+    if "://" in os.fspath(path):
+        raise UsageError(f"{path}: a manifest is written to a directory", hint="copy it to the store")
     target = Path(path)
     lock = target.with_name(f".{target.name}.lock")
     try:
@@ -67,7 +75,7 @@ def save(built: Built, path: str | os.PathLike[str]) -> None:
 def _save(built: Built, target: Path) -> None:
     manifest = built.manifest
     if built.lengths is not None:
-        write_whole(lengths_path(target, manifest), _npy(built.lengths))
+        write_whole(Path(lengths_path(target, manifest)), _npy(built.lengths))
     write_whole(stats_path(target), _stats_json(manifest, built.stats))
     write_whole(target, manifest.to_json().encode())
     _forget_lengths(target, manifest)
@@ -92,13 +100,13 @@ def load_lengths(path: str | os.PathLike[str], manifest: DatasetManifest | None 
     about = manifest.about.lengths
     if about is None:
         raise UsageError(f"{path} has no lengths", hint="build it with lengths")
-    where = lengths_path(Path(path), manifest)
+    where = lengths_path(path, manifest)
     try:
-        values: NDArray[np.uint32] = np.load(where, mmap_mode="r") if manifest.records else np.load(where)
-    except FileNotFoundError as error:
-        raise CorruptError(str(where), "the lengths of the manifest are missing", hint=_AGAIN) from error
+        values = _array(where)
+    except ObjectNotFoundError as error:
+        raise CorruptError(where, "the lengths of the manifest are missing", hint=_AGAIN) from error
     except (ValueError, OSError, EOFError) as error:
-        raise FormatError(str(where), f"no array of lengths: {error}", hint=_AGAIN) from error
+        raise FormatError(where, f"no array of lengths: {error}", hint=_AGAIN) from error
     if values.dtype != np.dtype("<u4") or values.shape != (manifest.records,):
         raise FormatError(
             str(where),
@@ -106,16 +114,19 @@ def load_lengths(path: str | os.PathLike[str], manifest: DatasetManifest | None 
             hint=_AGAIN,
         )
     if digests.sha256(values.tobytes()) != about.digest:
-        raise DigestMismatchError(str(where), f"lengths are not {about.digest}", hint=_AGAIN)
+        raise DigestMismatchError(where, f"lengths are not {about.digest}", hint=_AGAIN)
     return values
 
 
-def lengths_path(path: Path, manifest: DatasetManifest) -> Path:
-    """Where the lengths lie: ``<manifest>.<16 hex digits of their digest>.lengths.npy``."""
+def lengths_path(path: str | os.PathLike[str], manifest: DatasetManifest) -> str:
+    """Where the lengths lie: ``<manifest>.<16 hex digits of their digest>.lengths.npy``, a path or a URL."""
     about = manifest.about.lengths
     if about is None:
         raise UsageError(f"{path} has no lengths", hint="build it with lengths")
-    return path.with_name(f"{path.name}.{about.digest.partition(':')[2][:16]}.lengths.npy")
+    text, mark, query = os.fspath(path), "", ""
+    if "://" in text:
+        text, mark, query = text.partition("?")
+    return f"{text}.{about.digest.partition(':')[2][:16]}.lengths.npy{mark}{query}"
 
 
 def stats_path(path: str | os.PathLike[str]) -> Path:
@@ -123,9 +134,20 @@ def stats_path(path: str | os.PathLike[str]) -> Path:
     return Path(path).with_name(Path(path).name + STATS)
 
 
+def _array(where: str) -> NDArray[np.uint32]:
+    """Mapped when it is a file."""
+    file = open_file(where)
+    size = file.size()
+    if file.path is None:
+        values: NDArray[np.uint32] = np.load(io.BytesIO(file.read_range(0, size)))
+    else:
+        values = np.load(file.path, mmap_mode="r")
+    return values
+
+
 def _forget_lengths(path: Path, manifest: DatasetManifest) -> None:
     """Of the manifest that stood here before. Somebody who has it open keeps it."""
-    keep = None if manifest.about.lengths is None else lengths_path(path, manifest).name
+    keep = None if manifest.about.lengths is None else Path(lengths_path(path, manifest)).name
     for old in path.parent.glob(f"{glob.escape(path.name)}.*.lengths.npy"):
         if LENGTHS.fullmatch(old.name) and old.name != keep:
             old.unlink(missing_ok=True)

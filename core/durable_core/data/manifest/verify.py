@@ -84,6 +84,8 @@ def verify(
     evenly spread, the first and the last among them. ``jobs``: threads. Files that the manifest does not
     name are none of its business.
     """
+    if jobs < 1:
+        raise UsageError(f"jobs must be 1 or more, not {jobs}")
     location = open_location(root, retries=retries, options=options, clock=clock)
     count = len(manifest.objects)
     chosen = set(range(count)) if sample is None else set(spread(count, sample))
