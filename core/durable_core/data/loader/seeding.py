@@ -70,7 +70,8 @@ class _Process:
         self._all = range(len(self._streams))
         self._seeded: Sequence[int] = self._all  # places of the streams seeded before each part
         self._spared: Sequence[int] = ()
-        self._batch = Watch(self._streams)  # since the batch began
+        self._batch = Watch(self._streams)  # since the batch began; in a worker, since streams were spared
+        self._stale = True
         self._part = None if always else Watch(self._streams)  # since a part of the first batch began
         self._drawn: set[int] = set()
         self._restore = restore
@@ -78,8 +79,9 @@ class _Process:
 
     def run(self, attempt: Callable[[], T]) -> T:
         users = self._restore and get_worker_info() is None  # in a worker the streams are ours
-        if users or self._spared:
+        if users or self._stale:
             self._batch.mark(save=users)
+            self._stale = False
         if self._part is not None:
             self._part.mark()
         before = make_current(self._rng)
@@ -121,7 +123,7 @@ class _Process:
             self._spare(set(self._all).difference(self._drawn))
 
     def _spare(self, places: set[int]) -> None:
-        self._spared = tuple(places)
+        self._spared, self._stale = tuple(places), True
         self._seeded = tuple(place for place in self._all if place not in places)
 
     def each(self, left: Iterator[int], count: int, derive: Derive) -> Iterator[int]:

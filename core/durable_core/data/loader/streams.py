@@ -65,7 +65,7 @@ class PythonStream:
         self._generator.seed(seeds.python)
 
     def peek(self) -> object:
-        words = self.save() if self._words is None else bytes(self._words)
+        words = self.save() if self._words is None else self._words.tobytes()
         return words, self._generator.gauss_next  # the spare of gauss() is an attribute
 
     def save(self) -> Any:
@@ -100,7 +100,7 @@ class NumpyStream:
             self._words = _at(address, _NUMPY.stop)[_NUMPY] if known else None
         if self._words is None or self._spare is None:
             return _frozen(self.save())
-        return bytes(self._words), bytes(self._spare)
+        return self._words.tobytes(), self._spare.tobytes()
 
     def save(self) -> Any:
         return self._generator.get_state(legacy=False)
@@ -133,7 +133,7 @@ class TorchStream:
     def peek(self) -> object:
         if self._words is None:
             return self._generator.get_state().numpy().tobytes()
-        return bytes(self._words), bytes(self._spares)
+        return self._words.tobytes(), self._spares.tobytes()
 
     def save(self) -> Any:
         return self._generator.get_state()
