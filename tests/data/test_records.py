@@ -26,7 +26,6 @@ from durable_core.data import DatasetManifest, DurableLoader
 from durable_core.data.cache import DataCache
 from durable_core.data.files import LocalLocation
 from durable_core.data.manifest import build, save
-from durable_core.data.readers.ahead import ReadAhead
 from durable_core.data.records import RecordDataset
 from durable_core.errors import (
     CorruptError,
@@ -195,54 +194,14 @@ def test_reading_ahead_gives_the_same_and_raises_for_its_own_id(
     dataset.close()
 
 
-def ahead(read: Callable[..., Any], **more: Any) -> ReadAhead[Any]:
-    given: dict[str, Any] = {"group": lambda id: id // 10, "cost": lambda id: 100, "threads": 3}
-    return ReadAhead(read, **{**given, "max_items": 6, "max_bytes": 1000, **more})
-
-
-def test_what_is_held_is_bounded_in_records_and_bytes() -> None:
-    seen: list[int] = []
-
-    def read(ids: list[int]) -> list[int]:
-        seen.extend(ids)
-        return [-id for id in ids]
-
-    few = ahead(read)
-    few.begin(range(20))
-    assert len(few) == 6 and few.nbytes == 600
-    assert few.take(7) is None  # was not begun
-    assert [few.take(i) for i in range(6)] == [0, -1, -2, -3, -4, -5]
-    assert len(few) == few.nbytes == 0
-    few.close()
-    assert sorted(seen) == list(range(6))
-
-    small = ahead(read, max_bytes=250)
-    small.begin(range(20))
-    assert (len(small), small.nbytes) == (2, 200)
-    small.close()
-
-
-def test_what_a_left_pass_began_is_given_up() -> None:
-    pending = ahead(lambda ids: [-id for id in ids])
-    pending.begin([1, 2, 3])
-    pending.begin([4, 4, 5])
-    assert pending.take(4) == -4
-    assert len(pending) == 1 and pending.nbytes == 100
-    assert pending.take(1) is None and pending.take(4) is None and pending.take(5) == -5
-    pending.close()
-
-
-def test_reads_of_several_objects_run_side_by_side() -> None:
-    both = threading.Barrier(2)
-
-    def read(ids: list[int]) -> list[int]:
-        both.wait(30)  # passes only when two reads are under way
-        return list(ids)
-
-    two = ahead(read, max_items=100)
-    two.begin([1, 11])
-    assert two.take(1) == 1 and two.take(11) == 11
-    two.close()
+def test_what_is_read_ahead_is_bounded_by_bytes_as_stored(manifest: DatasetManifest, root: Path) -> None:
+    dataset = RecordDataset(manifest, root, read_ahead=2, ahead_bytes=70)  # some 29 bytes a record
+    dataset.prefetch(range(TOTAL))
+    ahead = dataset._here().ahead
+    assert ahead is not None and ahead.depth == 2
+    assert values(dataset) == list(range(TOTAL))
+    assert ahead.depth == ahead.nbytes == 0
+    dataset.close()
 
 
 # --- bad input ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,7 +20,8 @@ from durable_core.data.cache import DataCache
 from durable_core.data.files import LocalLocation, Location, open_location
 from durable_core.data.manifest.model import DatasetManifest
 from durable_core.data.manifest.store import load, load_lengths
-from durable_core.data.readers.ahead import ReadAhead
+from durable_core.data.physical.readahead import ReadAhead
+from durable_core.data.physical.retry import Retries
 from durable_core.data.readers.base import DEFAULT_HELD, Held, Record
 from durable_core.data.readers.opened import Objects, Verify
 from durable_core.data.readers.registry import detect, parse
@@ -40,9 +41,6 @@ POLICIES: tuple[OnBad, ...] = ("fail", "refetch", "quarantine", "skip")
 
 _BAD = (CorruptError, ObjectNotFoundError)
 """What a policy is about. A store that does not answer (``DataUnavailableError``) is not bad input."""
-
-_Outcome = tuple[Record, BaseException | None]
-"""A record, or the error to raise for it."""
 
 
 class RecordDataset:
@@ -75,6 +73,7 @@ class RecordDataset:
             without an index (JSON lines, text, tar, zstd) makes them when it opens an object.
         read_ahead: threads behind ``prefetch``. Default: 8, and 0 where everything is on a local disk.
         ahead_items, ahead_bytes: bounds of what ``prefetch`` holds (bytes as stored).
+        timeout_s: how long a record read ahead is waited for; with a cache, while its object is filled.
         held_bytes: bound of decoded row groups and frames.
         max_open: objects open at once.
 
@@ -102,6 +101,7 @@ class RecordDataset:
         read_ahead: int | None = None,
         ahead_items: int = 256,
         ahead_bytes: int = 64 << 20,
+        timeout_s: float = 600.0,
         held_bytes: int = DEFAULT_HELD,
         max_open: int = 64,
     ) -> None:
@@ -132,7 +132,11 @@ class RecordDataset:
         self._index_dir = None if index_dir is None else Path(index_dir)
         local = isinstance(self._location, LocalLocation) and cache is None
         self._threads = (0 if local else 8) if read_ahead is None else read_ahead
-        self._ahead_bounds = {"max_items": ahead_items, "max_bytes": ahead_bytes}
+        self._bounds: dict[str, Any] = {
+            "max_items": ahead_items,
+            "max_bytes": ahead_bytes,
+            "timeout_s": timeout_s,
+        }
         self._held_bytes, self._max_open = held_bytes, max_open
         self._starts = np.array([item.start for item in manifest.objects], dtype=np.int64)
         self._processes: dict[int, _Process] = {}
@@ -166,18 +170,18 @@ class RecordDataset:
         id = operator.index(id)
         if not 0 <= id < len(self):
             raise IndexError(f"record {id} of {len(self)}")
-        process = self._here()
-        outcome = None if process.ahead is None else process.ahead.take(id)
-        record, error = outcome or self._outcomes([id])[0]
-        if error is not None:
-            raise error
+        ahead = self._here().ahead
+        record = self._record(id) if ahead is None else ahead.take(id).record
         return record if self.transform is None else self.transform(record)
 
     def prefetch(self, ids: Sequence[int]) -> None:
-        """Begin to read these, within the bounds; does not wait. What goes wrong is raised for its own id."""
+        """Begin to read these, best in the order they are then asked for; does not wait.
+
+        What goes wrong is raised for its own id. What was begun before and not asked for is given up.
+        """
         ahead = self._here().ahead
         if ahead is not None:
-            ahead.begin([operator.index(id) for id in ids if 0 <= id < len(self)])
+            ahead.prefetch(operator.index(id) for id in ids if 0 <= id < len(self))
 
     def locate(self, id: int) -> tuple[str, int]:
         """The object that record ``id`` is in, and its ordinal there."""
@@ -229,13 +233,14 @@ class RecordDataset:
             held=Held(self._held_bytes),
             most=self._max_open,
         )
-        if not self._threads:
-            return _Process(objects, None)
-        bounds, threads = self._ahead_bounds, self._threads
-        return _Process(
-            objects,
-            ReadAhead(self._outcomes, group=self._number, cost=self._stored, threads=threads, **bounds),
-        )
+        ahead = None
+        if self._threads:
+            # A file repeats its own reads, and bad input is for the policy: nothing is tried again here.
+            once, threads = Retries(attempts=1), self._threads
+            ahead = ReadAhead(
+                self._sized, threads=threads, retries=once, size_of=self._stored, **self._bounds
+            )
+        return _Process(objects, ahead)
 
     def _number(self, id: int) -> int:
         """The object of a record. Of objects that begin at one id only the last has records."""
@@ -247,53 +252,54 @@ class RecordDataset:
 
     # --- reading, by policy ------------------------------------------------------------------------
 
-    def _outcomes(self, ids: Sequence[int]) -> list[_Outcome]:
-        """For each of some ids of one object; what the object or a record can be blamed for is not raised."""
-        number = self._number(ids[0])
+    def _sized(self, id: int) -> _Sized:
+        return _Sized(self._record(id), self._stored(id))
+
+    def _record(self, id: int) -> Record:
+        number = self._number(id)
         item = self.manifest.objects[number]
         if item.name in self._quarantined:
-            return [self._left_out(id, number, self._quarantined[item.name]) for id in ids]
+            raise self._left_out(id, number, self._quarantined[item.name])
         try:
-            return [(record, None) for record in self._read(number, [id - item.start for id in ids])]
+            return self._read(id, number)
         except _BAD as error:
-            if len(ids) == 1:
-                return [self._judged(ids[0], number, error)]
-        except DataUnavailableError as error:
-            return [(None, error)] * len(ids)
-        return [self._outcomes([id])[0] for id in ids]
+            return self._mended(id, number, error)
 
-    def _read(self, number: int, ordinals: Sequence[int]) -> list[Record]:
-        objects = self._here().objects
-        with objects.use(number) as reader:
-            return reader.read(ordinals)
-
-    def _judged(self, id: int, number: int, error: CorruptError | ObjectNotFoundError) -> _Outcome:
-        """What the policy makes of a record that could not be read."""
+    def _read(self, id: int, number: int) -> Record:
         item = self.manifest.objects[number]
-        if self.on_bad == "refetch":
-            for _ in range(self._refetches):
-                self._here().objects.again(number)
-                try:
-                    return self._read(number, [id - item.start])[0], None
-                except _BAD as another:
-                    error = another
+        try:
+            with self._here().objects.use(number) as reader:
+                return reader.read([id - item.start])[0]
+        except OSError as error:  # of a disk: what comes through files.py is typed there
+            said = f"cannot be read: {error.strerror or error}"
+            raise DataUnavailableError(item.name, said) from error
+
+    def _mended(self, id: int, number: int, error: CorruptError | ObjectNotFoundError) -> Record:
+        """What the policy makes of a record that could not be read: it, or the error to raise."""
+        item = self.manifest.objects[number]
+        for _ in range(self._refetches if self.on_bad == "refetch" else 0):
+            self._here().objects.again(number)
+            try:
+                return self._read(id, number)
+            except _BAD as another:
+                error = another
         if self.on_bad in ("fail", "refetch"):
-            return None, error
+            raise error
         if self._root_is_gone(error):
-            return None, DataUnavailableError(item.name, f"nothing is at {self._location.url}")
+            raise DataUnavailableError(item.name, f"nothing is at {self._location.url}") from error
         if self.on_bad == "quarantine" and not isinstance(error, RecordError):
             self._quarantined[item.name] = error.message
-        return self._left_out(id, number, error.message)
+        raise self._left_out(id, number, error.message) from error
 
-    def _left_out(self, id: int, number: int, reason: str) -> _Outcome:
+    def _left_out(self, id: int, number: int, reason: str) -> CorruptError:
         item = self.manifest.objects[number]
         self._skipped.add(id)
         if self._max_skipped is not None and len(self._skipped) > self._max_skipped:
             said = f"more than max_skipped={self._max_skipped} records would be left out: {reason}"
-            return None, CorruptError(item.name, said)
+            return CorruptError(item.name, said)
         ordinal = id - item.start
         said = f"record {ordinal} (id {id}) is left out by on_bad={self.on_bad!r}: {reason}"
-        return None, SkippedRecord(item.name, said, id=id, ordinal=ordinal)
+        return SkippedRecord(item.name, said, id=id, ordinal=ordinal)
 
     def _root_is_gone(self, error: CorruptError | ObjectNotFoundError) -> bool:
         """A directory that is not mounted is no reason to leave out every record of it."""
@@ -302,12 +308,19 @@ class RecordDataset:
         return missing and isinstance(location, LocalLocation) and not location.root.is_dir()
 
 
+class _Sized(NamedTuple):
+    """A record that was read ahead, and what it counts for: its share of the object's bytes."""
+
+    record: Record
+    nbytes: int
+
+
 @dataclass(frozen=True)
 class _Process:
     """What one process has open."""
 
     objects: Objects
-    ahead: ReadAhead[_Outcome] | None
+    ahead: ReadAhead[int, _Sized] | None
 
     def close(self) -> None:
         if self.ahead is not None:
