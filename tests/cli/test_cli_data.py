@@ -10,10 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from cli_runs import Durable
 
+from durable_core import DurableSession
+from durable_core.data import DurableLoader
 from durable_core.data.cache import DataCache
 from durable_core.data.manifest import load, load_lengths
+from durable_core.data.records import RecordDataset
 
 
 @pytest.fixture
@@ -166,6 +170,23 @@ def test_show_says_what_it_was_made_of(durable: Durable, corpus: Path) -> None:
     assert "crawl" in shown and "not at hand" in shown and "part-0.jsonl" in shown
     assert durable("data", "show", DIGEST).code == 3
     assert durable("data", "show", "sha256:12").code == 2
+
+
+def test_a_checkpoint_leads_to_what_it_consumed(durable: Durable, corpus: Path) -> None:
+    raw = durable("data", "build", "corpus", "-o", "raw.json", "--activity", "crawl", "--json").document
+    made = ("--derived-from", raw["dataset_id"], "--transform", "graph-3", "--key", "id")
+    durable("data", "build", "corpus", "-o", "train.json", *made)
+    model = torch.nn.Linear(1, 1)
+    loader = DurableLoader(RecordDataset.open("train.json", "corpus"), batch_size=3, collate_fn=len)
+    state = {"model": model, "loader": loader}
+    with DurableSession.open("run", state=state, every_n_steps=1) as session:
+        for _ in loader:
+            session.step()
+            session.flush()
+    cursor = durable("show", "run", "--json").document["cursor"]
+    found = durable("data", "show", cursor["dataset_id"], "--json").document
+    assert found["manifest"] == "train.json" and found["transform"] == "graph-3"
+    assert [each["activity"] for each in found["lineage"]] == [None, "crawl"]
 
 
 def test_cache_shows_and_makes_room(durable: Durable, tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ def test_bad_input_is_named(corpus: Path) -> None:
     with pytest.raises(UsageError, match="no records"):
         build([corpus])
     assert build([corpus], allow_empty=True).manifest.records == 0
+    with pytest.raises(UsageError, match="schema is found by reading"):
+        build([corpus], schema="x")
     for path in corpus.iterdir():
         path.unlink()
     with pytest.raises(ObjectNotFoundError):
@@ -246,6 +248,20 @@ def test_an_edit_that_hides_behind_its_old_time_is_seen(corpus: Path, tmp_path: 
 def test_what_was_written_just_now_is_not_trusted(corpus: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     save(build([corpus]), path)
+    assert build([corpus], update=path).read == 4
+
+
+def test_what_changes_while_others_are_read_is_not_trusted(corpus: Path, tmp_path: Path) -> None:
+    """A stamp is taken before the content is read: both may lie in one tick of a coarse clock."""
+
+    class Slow(SystemClock):
+        times = iter([0.0, 60.0, 120.0])
+
+        def now(self) -> float:
+            return super().now() + next(self.times)
+
+    path = tmp_path / "m.json"
+    save(build([corpus], clock=Slow()), path)
     assert build([corpus], update=path).read == 4
 
 

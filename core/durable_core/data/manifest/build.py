@@ -117,8 +117,8 @@ def build(
     ``sources``: files, directories and URLs (see ``gather``). ``format`` to ``lengths``: see ``How``; without
     a format the names say it. ``described``: the fields of ``Description`` that are not found by reading.
     ``update``: an earlier manifest; objects whose size and stamp are as they were then are not read again
-    (with a ``key`` or a ``count`` all are). ``jobs``: threads; hashing, reading and the formats' libraries
-    run outside the interpreter's lock.
+    (with a ``key`` or a ``count`` all are). ``jobs``: threads, in which ``count`` and ``measure`` run too;
+    hashing, reading and the formats' libraries run outside the interpreter's lock.
 
     Raises ``UsageError`` (sources, aliases, a dataset without records unless ``allow_empty``, an object that
     changes while it is read), ``ObjectNotFoundError``, ``DataUnavailableError``, ``FormatError`` or
@@ -127,6 +127,7 @@ def build(
     if jobs < 1:
         raise UsageError(f"jobs must be 1 or more, not {jobs}")
     clock = clock or SystemClock()
+    began = clock.now()  # what changes later may do so in the tick in which it was looked at
     opener = partial(open_location, retries=retries, options=options, clock=clock)
     found = gather(sources, root, opener=opener, format=format, needs_format=count is None)
     how = How(found.format, count, key, tokens, measure, lengths)
@@ -141,11 +142,11 @@ def build(
             pool.shutdown(cancel_futures=True)
             raise
     facts.sort(key=lambda each: each.name)
-    return _merged(facts, about, found, how, known, allow_empty=allow_empty, now=clock.now())
+    return _merged(facts, about, found, how, known, allow_empty=allow_empty, now=began)
 
 
 def _about(how: How, described: Mapping[str, Any]) -> Description:
-    for name in ("format", "lengths", "sample_ids"):
+    for name in ("format", "schema", "lengths", "sample_ids"):
         if name in described:
             raise UsageError(f"{name} is found by reading and not described")
     said = dict(described)
@@ -180,15 +181,9 @@ def _facts(name: str, *, location: Location, how: How, known: Mapping[str, Facts
 
 
 def _same(stat: Stat, fact: Facts | None) -> bool:
-    return (
-        fact is not None
-        and stat.stamp is not None
-        and (stat.nbytes, stat.stamp)
-        == (
-            fact.stat.nbytes,
-            fact.stat.stamp,
-        )
-    )
+    if fact is None or stat.stamp is None:
+        return False
+    return (stat.nbytes, stat.stamp) == (fact.stat.nbytes, fact.stat.stamp)
 
 
 def _read(file: File, companion: File | None, stat: Stat, how: How) -> tuple[str, ObjectIndex]:
@@ -306,7 +301,7 @@ def _merged(
     lengths = _joined(facts) if how.lengths_from else None
     if lengths is not None:
         about = dataclasses.replace(about, lengths=Lengths.of(lengths, how.lengths_from or ""))
-    if about.schema is None and facts[0].schema:
+    if facts and facts[0].schema:
         about = dataclasses.replace(about, schema=facts[0].schema)
     first: dict[str, str] = {}
     twins = [(each.name, first.setdefault(each.digest, each.name)) for each in facts if each.stat.nbytes]
