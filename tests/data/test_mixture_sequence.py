@@ -177,6 +177,19 @@ def test_renormalize_draws_each_record_once_and_records_what_was_dropped() -> No
     assert after["draws"] == [2 * size for size in SIZES.values()]
 
 
+def test_weights_that_change_after_the_last_source_is_gone_begin_without_debt() -> None:
+    sequence = mixed(
+        exhaustion="renormalize",
+        weights={"web": 0, "code": 1, "law": 1},
+        weight_schedule=[(2, {"web": 1, "code": 1, "law": 1})],
+    )
+    samples, state = draw(sequence, sequence.start(0), 8, each=8)
+    rest, state = sequence.take(state, 8)
+    assert (len(samples), len(rest), state["draws"]) == (8, 0, [0, 5, 3])
+    later, state = draw(sequence, sequence.at_batch(state, 2), 100, each=8)
+    assert sorted(sample[0][0] for sample in later) == list(range(11)) and not any(state["debts"])
+
+
 def test_an_error_names_the_source_and_its_size() -> None:
     sequence = mixed(exhaustion="error")
     with pytest.raises(

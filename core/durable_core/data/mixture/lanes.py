@@ -61,7 +61,9 @@ class OrderLane:
         epoch, begin = place
         end = min(begin + count, self._order.size)
         ids = self._order.ids(epoch, begin, end)
-        return Batch(ids, np.full(len(ids), epoch, dtype=np.int64)), [epoch, end]
+        epochs = np.empty(len(ids), dtype=np.int64)
+        epochs.fill(epoch)  # np.full takes three times as long for a few
+        return Batch(ids, epochs), [epoch, end]
 
     def again(self, place: Place) -> Place:
         return [place[0] + 1, 0]

@@ -185,7 +185,7 @@ def carry(debts: Ordered[int], before: Weights, after: Weights) -> list[int]:
     result is rounded to the new denominator by largest remainder, ties by index: a millionth of a draw.
     """
     old, new = sum(before), sum(after)
-    if not new:
+    if not old or not new:  # nothing was drawn, or nothing will be
         return [0] * len(debts)
     lost = sum(debt for debt, weight in zip(debts, after, strict=True) if not weight)
     exact = [debt * new + lost * weight if weight else 0 for debt, weight in zip(debts, after, strict=True)]

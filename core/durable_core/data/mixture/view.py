@@ -45,11 +45,13 @@ class Mixture:
             a row "packed" from one source; "token" and "loss_token" weigh each draw by ``lengths`` or
             ``loss_lengths``, and no source's debt then exceeds the longest record.
         exhaustion: when a source without replacement is due and has no more: "repeat" begins its next epoch,
-            in another order; "stop" ends the epoch of the mixture; "renormalize" goes on with the others;
-            "error" raises ``ExhaustedError``.
+            in another order; "stop" ends the epoch of the mixture (the next, perhaps a short one, goes on,
+            with a new one of that source); "renormalize" goes on with the others; "error" raises
+            ``ExhaustedError``.
         replacement: True, or by name: draw records of that source independently, for ever.
         loss_weights: by name (1.0 for the others): put into each sample as ``loss_weight``. Draws nothing.
-        weight_schedule: (global batch, weights) from which on other weights hold; debt is carried over.
+        weight_schedule: (global batch since the run began, weights) from which on other weights hold; debt is
+            carried over. Documents packed across sources are taken by the 256: those in hand come first.
         window: draws over which deviations are measured.
         epoch_size: samples of an epoch of the mixture; None: "repeat" never ends.
         dataset_id: instead of the digest of the sources' ids and the policy.
