@@ -53,6 +53,7 @@ torture: $(STAMP)
 	$(THREADS) $(BIN)/python -m tests.torture --kills $(KILLS)
 	$(THREADS) $(BIN)/python -m tests.torture.tiers --kills $(KILLS)
 	$(THREADS) $(BIN)/python -m tests.torture.bitflip --trials $(FLIPS)
+	$(THREADS) $(BIN)/python -m tests.torture.data
 
 simulate: $(STAMP)
 	$(BIN)/python -m durable_core.testing.modelcheck
