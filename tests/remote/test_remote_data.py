@@ -116,3 +116,21 @@ def test_a_store_that_stumbles_is_asked_again(
     with pytest.raises(DataUnavailableError, match=r"part-0\.jsonl: cannot be read.*3 times"):
         file.read_range(0, 5)
     assert location.counts.failures == 1
+
+
+def test_a_key_that_is_refused_is_not_tried_again(
+    stored: str, objects: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"key": "nobody", "secret": "wrong-wrong"}
+    location = open_location(stored, options=options, clock=Hasty())
+    with pytest.raises(DataUnavailableError, match="cannot be read") as caught:
+        location.file(min(objects)).read_range(0, 5)
+    assert location.counts.retries == 0 and "wrong-wrong" not in str(caught.value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    location = open_location(stored, options={"default_cache_type": "none"}, clock=Hasty())
+    with pytest.raises(DataUnavailableError, match="NoCredentialsError"):
+        location.file(min(objects)).read_range(0, 5)
+    assert location.counts.retries == 0

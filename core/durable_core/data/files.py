@@ -229,6 +229,6 @@ def told(
         return ObjectNotFoundError(name, where)
     strerror = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else ""
     said = f"cannot be read: {strerror or type(error).__name__}"
-    if attempts > 1 and not isinstance(error, SETTLED):
+    if attempts > 1:
         said += f", {attempts} times"
     return DataUnavailableError(name, said, hint=f"it should be at {where}")

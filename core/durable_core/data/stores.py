@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import io
 import os
 from collections.abc import Callable, Mapping
@@ -62,21 +64,24 @@ class RemoteLocation(Location):
         def work(system: Any) -> Any:
             if isinstance(system, AsyncFileSystem):
                 asked = getattr(system, f"_{method}")
-                return sync(system.loop, asked, *given, timeout=self._retries.timeout_s, **named)
+                # A listing is many requests, which the store's client bounds one by one.
+                bound = None if method == "find" else self._retries.timeout_s
+                return sync(system.loop, asked, *given, timeout=bound, **named)
             return getattr(system, method)(*given, **named)
 
-        return self.ask(name, work)
+        return self._ask(name, work)
 
-    def ask(self, name: str, work: Callable[[Any], T]) -> T:
-        system, passing = self._system(), _failures(self.scheme)
+    def _ask(self, name: str, work: Callable[[Any], T]) -> T:
+        system, (failures, settled) = self._system(), _failures(self.scheme)
         try:
             return retried(
                 lambda: work(system), name=f"{self.url}/{name}", retries=self._retries, clock=self._clock,
-                transient=passing, permanent=SETTLED, counts=self.counts,
+                transient=failures, permanent=settled, counts=self.counts,
             )  # fmt: skip
-        except passing as error:
+        except failures as error:
             # The text of an error may hold what the store answered, and that secrets: only its kind is told.
-            raise told(error, name, self.url, attempts=self._retries.attempts) from None
+            attempts = 1 if isinstance(error, settled) else self._retries.attempts
+            raise told(error, name, self.url, attempts=attempts) from None
 
     def _system(self) -> Any:
         if self._owner[0] != os.getpid():
@@ -194,11 +199,25 @@ def _s3_options(said: Mapping[str, str], retries: Retries, given: Mapping[str, A
     return {**options, **given}
 
 
-def _failures(scheme: str) -> tuple[type[BaseException], ...]:
-    """What a file system raises when a read fails. s3fs lets the errors of its layers through."""
-    if scheme != "s3":
-        return (OSError,)
-    from aiohttp import ClientError
-    from botocore.exceptions import BotoCoreError
+_Errors = tuple[type[BaseException], ...]
 
-    return (OSError, ClientError, BotoCoreError)
+
+@functools.cache
+def _failures(scheme: str) -> tuple[_Errors, _Errors]:
+    """What a file system raises when a read fails, and what of it stays as it is however often one asks.
+
+    s3fs lets the errors of its layers through; a timeout is an ``OSError`` only since Python 3.11.
+    """
+    failures: _Errors = (OSError, asyncio.TimeoutError)
+    if scheme != "s3":
+        return failures, SETTLED
+    from aiohttp import ClientError as HttpError
+    from botocore import exceptions
+
+    unsigned = (
+        exceptions.NoCredentialsError,
+        exceptions.PartialCredentialsError,
+        exceptions.CredentialRetrievalError,
+        exceptions.ProfileNotFound,
+    )
+    return (*failures, HttpError, exceptions.BotoCoreError, exceptions.ClientError), (*SETTLED, *unsigned)
