@@ -205,6 +205,8 @@ def test_pauses_grow_and_differ_by_seed_and_name() -> None:
     same = [Retries(seed=7).pause(1, "a"), Retries(seed=7).pause(1, "a")]
     others = [Retries(seed=8).pause(1, "a"), Retries(seed=7).pause(1, "b")]
     assert same[0] == same[1] and len({same[0], *others}) == 3
+    assert Retries(seed=7).pause(1, "a", "x") == same[0]
+    assert Retries().pause(1, "a", "x") != Retries().pause(1, "a", "y")
 
 
 @pytest.mark.parametrize("wrong", [{"attempts": 0}, {"base_s": -1}, {"base_s": 9}, {"timeout_s": 0}])

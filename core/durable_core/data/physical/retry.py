@@ -1,4 +1,4 @@
-"""L3. Trying again: bounded, jittered, counted. What is drawn comes from a seed."""
+"""L3. Trying again: bounded, jittered, counted. Nothing is drawn from a global stream."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ T = TypeVar("T")
 class Retries:
     """An operation is tried ``attempts`` times, each for at most ``timeout_s`` seconds.
 
-    Before the k-th further attempt (from 1) it pauses for a random part of ``base_s * 2**(k - 1)``, at most
-    ``cap_s``, seconds. The random part is between a half and all of it, drawn from ``seed`` and what is
-    being read: clients that failed together do not come back together if their seeds differ.
+    Before the k-th further attempt (from 1) it pauses for a random part, between a half and all, of
+    ``base_s * 2**(k - 1)``, at most ``cap_s``, seconds. The part is drawn anew for each operation, so that
+    clients that failed together do not come back together; with a ``seed``, from that and the object's name.
     """
 
     attempts: int = 5
     base_s: float = 0.1
     cap_s: float = 5.0
     timeout_s: float = 60.0
-    seed: int = 0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -37,11 +37,13 @@ class Retries:
         if not self.timeout_s > 0:
             raise UsageError(f"timeout_s must be above 0, not {self.timeout_s}")
 
-    def pause(self, retry: int, name: str) -> float:
-        """Seconds before further attempt ``retry`` (from 1) at ``name``. Pure."""
-        chance = int.from_bytes(hash_fields("retry_v1", self.seed, name, retry, size=8), "little") / 2**64
+    def pause(self, retry: int, name: str, chance: str = "") -> float:
+        """Seconds before further attempt ``retry`` (from 1) at ``name``; ``chance`` differs from operation to
+        operation, and says nothing where there is a seed. Pure."""
+        salt = chance if self.seed is None else f"seed {self.seed}"
+        drawn = int.from_bytes(hash_fields("retry_v1", salt, name, retry, size=8), "little") / 2**64
         grown = self.base_s * 2.0 ** min(retry - 1, 64)
-        return min(grown, self.cap_s) * (0.5 + 0.5 * chance)
+        return min(grown, self.cap_s) * (0.5 + 0.5 * drawn)
 
 
 @dataclass
@@ -77,7 +79,7 @@ def retried(
     """``work()``, again after an error in ``transient`` that is not in ``permanent`` as well.
 
     ``work`` must come to the same when repeated, and bound its own duration by ``retries.timeout_s``.
-    Raises what the last attempt raised. ``name`` keys the jitter.
+    Raises what the last attempt raised.
     """
     counted = counts if counts is not None else RetryCounts()
     attempt = 0
@@ -91,4 +93,4 @@ def retried(
                 counted.add(failures=1)
                 raise
         counted.add(retries=1)
-        clock.sleep(retries.pause(attempt, name))
+        clock.sleep(retries.pause(attempt, name, clock.new_id()))
