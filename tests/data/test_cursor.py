@@ -78,3 +78,21 @@ def test_a_mismatch_names_both_values(field: str, value: object) -> None:
 
 def test_position_and_seed_are_no_mismatch() -> None:
     CURSOR.check_continues(dataclasses.replace(CURSOR, epoch=0, batch=0, seed=8, consumed_samples=0))
+
+
+def test_an_accumulation_makes_it_version_2_and_nothing_else_does() -> None:
+    cursor = Cursor("d", "full_prp_v1", 1, 2, 3, 100, 8, "short", 64)
+    assert cursor.version == 1 and "accumulate" not in cursor.to_dict()  # as earlier versions read it
+    more = dataclasses.replace(cursor, accumulate=4)
+    assert (more.version, more.to_dict()["accumulate"]) == (2, 4)
+    assert Cursor.from_json(more.to_json()) == more and Cursor.from_json(cursor.to_json()) == cursor
+    for change in ({"accumulate": 0}, {"accumulate": "4"}, {"version": 1}):
+        with pytest.raises((FormatError, UsageError)):
+            Cursor.from_dict({**more.to_dict(), **change})
+
+
+def test_a_position_is_counted_in_other_batches() -> None:
+    cursor = Cursor("d", "full_prp_v1", 1, 2, 6, 96, 8, "short", 240, accumulate=2)
+    other = cursor.rescaled(16, 1)
+    assert (other.batch, other.global_batch, other.accumulate) == (3, 16, 1)
+    assert other.rescaled(8, 2) == cursor

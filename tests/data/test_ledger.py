@@ -9,6 +9,7 @@ from durable_core.data import ledger as module
 from durable_core.data.cursor import Cursor
 from durable_core.data.ledger import Ledger, Tag
 from durable_core.errors import OrderError, UsageError
+from durable_core.format.ledger import RowFlag
 
 
 def make(epoch: int = 0, batch: int = 0) -> Ledger:
@@ -152,3 +153,72 @@ def test_memory_is_bounded_for_a_caller_that_never_acknowledges(monkeypatch: pyt
     assert ledger.outstanding == 3
     with pytest.raises(OrderError, match="first 2 batches"):
         ledger.acknowledge(1, step=1, no_update=False)
+
+
+# --- states that go on over the end of an epoch --------------------------------------------------------
+
+
+def carrying(epoch: int = 0, batch: int = 0, state: object = None) -> Ledger:
+    return Ledger(Cursor("d", "quota_v1", 1, epoch, batch, None, 4, "drop"), state, carries=True)
+
+
+def test_a_state_that_carries_is_kept_at_the_end_of_an_epoch() -> None:
+    for last in (True, False):
+        ledger = carrying()
+        ledger.hand_over(tag(0, 0, state="one"))
+        ledger.hand_over(tag(0, 1, last=last, state="two"))
+        if not last:
+            ledger.end_pass()
+        assert (ledger.state, ledger.opening) == (None, "two")
+        ledger.follow(1)
+        assert ledger.opening == "two"  # all that was handed over before an end that was seen
+        ledger.acknowledge(2, step=1, no_update=False)
+        assert (ledger.position, ledger.state, ledger.opening) == ((1, 0), "two", "two")
+
+
+def test_an_end_seen_only_after_all_was_acknowledged_keeps_it_too() -> None:
+    ledger = carrying()
+    ledger.hand_over(tag(0, 0, state="one"))
+    ledger.acknowledge(1, step=1, no_update=False)
+    ledger.end_pass()
+    assert (ledger.position, ledger.state) == ((1, 0), "one")
+
+
+def test_an_epoch_left_early_goes_on_from_what_was_acknowledged_by_then() -> None:
+    ledger = carrying()
+    for k, state in enumerate(("one", "two", "three")):
+        ledger.hand_over(tag(0, k, state=state))
+    ledger.acknowledge(1, step=1, no_update=False)
+    ledger.leave(1)
+    assert (ledger.position, ledger.state, ledger.opening) == ((1, 0), "one", "one")
+    ledger.acknowledge(1, step=2, no_update=False)
+    assert (ledger.state, ledger.opening) == ("two", "two")
+    ledger.hand_over(tag(1, 0, state="two, then four"))
+    assert (ledger.state, ledger.opening) == ("two", "two, then four")
+    ledger.rewind(1, 0)
+    assert ledger.opening == "two"
+
+
+def test_a_state_that_does_not_carry_begins_anew() -> None:
+    ledger = make()
+    ledger.hand_over(tag(0, 0, state="one"))
+    ledger.hand_over(tag(0, 1, last=True, state="two"))
+    assert ledger.opening is None
+    ledger.acknowledge(1, step=1, no_update=False)
+    ledger.leave(1)
+    assert (ledger.state, ledger.opening) == (None, None)
+
+
+# --- what a row says ---------------------------------------------------------------------------------
+
+
+def test_a_row_has_the_amounts_and_flags_of_its_batch_and_another_what_was_left_out() -> None:
+    ledger = make()
+    ids, amounts = np.array([3, 4]), np.array([10, 0])
+    ledger.hand_over(Tag(0, 0, ids, 4, amounts=amounts, flags=RowFlag.PADDED, skipped=(7, 9)))
+    ledger.acknowledge(1, step=1, no_update=True)
+    batch, left_out = ledger.drain_rows()
+    assert (batch.amounts is amounts, batch.flags) == (True, RowFlag.PADDED | RowFlag.NO_UPDATE)
+    assert (left_out.step, left_out.batch, left_out.ids.tolist()) == (1, 0, [7, 9])
+    assert left_out.skipped and left_out.no_update and left_out.amounts is None
+    assert ledger.cursor.consumed_samples == 4

@@ -19,6 +19,7 @@ from durable_core.data import DurableLoader
 from durable_core.data.loader.sources import MapSource
 from durable_core.data.order import FullPermutation
 from durable_core.errors import FormatError, OrderError, SpecMismatchError, UnsupportedError, UsageError
+from durable_core.format.ledger import RowFlag
 
 
 def make(size: int = 22, batch_size: int = 4, **more: Any) -> DurableLoader:
@@ -30,6 +31,10 @@ def make(size: int = 22, batch_size: int = 4, **more: Any) -> DurableLoader:
 def epochs(count: int, **more: Any) -> list[Any]:
     loader = make(**more)
     return [batch for _ in range(count) for batch in train(loader)]
+
+
+def masked(samples: list[Any], pad_mask: Any) -> list[Any]:
+    return [(*sample, bool(padding)) for sample, padding in zip(samples, pad_mask, strict=True)]
 
 
 def ids_of(batches: list[Any]) -> list[int]:
@@ -129,10 +134,88 @@ def test_a_declaration_that_nothing_is_drawn_leaves_the_streams_to_the_user() ->
     assert epochs(1, sample_rng=False)[0][0][1] == expected
 
 
+# --- the end of an epoch ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_batches_run_on_over_the_end_of_an_epoch(replicas: int, workers: int) -> None:
+    """Every batch is whole, and each sample draws what it draws in its own epoch."""
+    plain = {sample for epoch in range(4) for sample in train_epoch(epoch, size=22, batch_size=22)}
+    shares, loaders = [], []
+    for r in range(replicas):
+        loader = make(
+            batch_size=12 // replicas, remainder="straddle", replica=r, replicas=replicas, num_workers=workers
+        )
+        loaders.append(loader)
+        sizes = []
+        share = []
+        for _ in range(3):
+            sizes.append(len(loader))
+            share += train(loader)
+        shares.append(share)
+        assert sizes == [2, 2, 2] and loader.cursor.consumed_samples == 72
+    batches = [list(chain(*parts)) for parts in zip(*shares, strict=True)]
+    assert [len(batch) for batch in batches] == [12] * 6
+    samples = [sample for batch in batches for sample in batch]
+    assert [i for i, *_ in samples[:66]] == ids_of(epochs(3))
+    assert set(samples) <= plain
+    rows = loaders[0].drain_rows()
+    assert [(row.epoch, row.batch) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def train_epoch(epoch: int, **more: Any) -> list[Any]:
+    loader = make(**more)
+    for _ in range(epoch):
+        train(loader)
+    return [sample for batch in train(loader) for sample in batch]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_the_last_batch_is_filled_up_and_says_so(replicas: int) -> None:
+    trained, flags = [], []
+    for r in range(replicas):
+        loader = make(
+            batch_size=8 // replicas, remainder="pad", replica=r, replicas=replicas, collate_fn=masked
+        )
+        batches = train(loader)
+        assert [len(batch) for batch in batches] == [8 // replicas] * 3
+        trained.append([sample[0] for sample in batches[-1] if not sample[-1]])
+        rows = loader.drain_rows()
+        assert rows[-1].ids.tolist() == trained[-1] and loader.cursor.consumed_samples == 22
+        flags.append([row.flags for row in rows])
+    assert list(chain(*trained)) == ids_of(epochs(1, batch_size=8)[2:])
+    assert sum(flag[-1] == RowFlag.PADDED for flag in flags) == (2 if replicas == 4 else replicas)
+    assert not any(flag for own in flags for flag in own[:-1])
+
+
+def test_dicts_get_a_mask_and_what_has_no_place_for_one_is_refused() -> None:
+    class Dicts(Plain):
+        def __getitem__(self, index: int) -> Any:  # type: ignore[override]
+            return {"x": index}
+
+    batches = train(DurableLoader(Dicts(6), 4, seed=5, remainder="pad"))
+    assert batches[0]["pad_mask"].tolist() == [False] * 4
+    assert batches[1]["pad_mask"].tolist() == [False, False, True, True]
+    assert len(set(batches[1]["x"][1:].tolist())) == 1
+    with pytest.raises(UnsupportedError, match=r"type int.*pad_mask"):
+        train(DurableLoader(Plain(6), 4, seed=5, remainder="pad"))
+
+
 # --- a restart after any batch -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", [{}, {"drop_last": True}, {"remainder": "wrap"}, {"batch_size": 22}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"drop_last": True},
+        {"remainder": "wrap"},
+        {"remainder": "straddle"},
+        {"remainder": "pad", "collate_fn": masked},
+        {"batch_size": 22},
+    ],
+)
 def test_resume_after_every_batch_of_two_epochs(more: dict[str, Any]) -> None:
     whole = epochs(2, **more)
     for stop in range(len(whole) + 1):
@@ -186,6 +269,45 @@ def test_the_recorded_seed_wins() -> None:
     with pytest.warns(UserWarning, match="seed 5 is used, not 99"):
         other.load_state_dict(loader.state_dict())
     assert train(other) == whole[2:] and other.seed == 5
+
+
+def test_an_optimizer_step_may_be_cut_into_other_batches() -> None:
+    whole = ids_of(epochs(2, size=24))
+    for stop, old, new in ((2, 4, 8), (3, 4, 12), (1, 12, 4), (7, 4, 2)):
+        first = make(24, old, accumulate=24 // old, promise="exact-order")
+        taken = []
+        while stop:
+            batches = train(first, stop)
+            stop -= len(batches)
+            taken += ids_of(batches)
+        again = make(24, new, accumulate=24 // new, promise="exact-order")
+        with pytest.warns(UserWarning, match=f"batches of {old} samples are now of {new}"):
+            again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert again.cursor.consumed_samples == len(taken)
+        while len(taken) < len(whole):
+            taken += ids_of(train(again))
+        assert taken == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"promise": "bitwise"}, "global_batch was 4 and is now 8"),
+        ({"accumulate": 2}, "4 with accumulate=2, and is now 8 with 2"),
+        ({"batch_size": 16, "accumulate": 1}, "an optimizer step would have other samples"),
+        ({"stop": 3}, "12 samples into the epoch, is inside a batch"),
+        ({"size": 28, "drop_last": True}, r"other samples of its end \(remainder 'drop'\)"),
+    ],
+)
+def test_a_batch_that_cannot_be_cut_so_is_refused(change: dict[str, Any], message: str) -> None:
+    stop = change.pop("stop", 2)
+    common = {key: change.pop(key) for key in ("size", "drop_last") if key in change} or {"size": 24}
+    first = make(batch_size=4, accumulate=2, promise="exact-order", **common)
+    train(first, stop)
+    second = {"batch_size": 8, "accumulate": 1, "promise": "exact-order", **common, **change}
+    with pytest.raises(SpecMismatchError, match=message) as caught:
+        make(**second).load_state_dict(first.state_dict())
+    assert "global_batch" in caught.value.fields and caught.value.hint
 
 
 def test_other_data_is_refused() -> None:

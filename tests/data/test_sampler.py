@@ -95,3 +95,32 @@ def test_the_recorded_seed_wins() -> None:
     other = DurableSampler(Plain(22), batch_size=4, batched=True, seed=6)
     other.load_state_dict(sampler.state_dict())
     assert list(other) == list(sampler)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_batches_may_run_on_over_the_end_of_an_epoch(batched: bool) -> None:
+    def take(sampler: DurableSampler, epochs: int) -> list[Any]:
+        taken: list[Any] = []
+        for _ in range(epochs):
+            taken += list(sampler)
+        return taken
+
+    def make(**more: Any) -> DurableSampler:
+        return DurableSampler(10, batch_size=4, batched=batched, seed=3, remainder="straddle", **more)
+
+    whole = DurableSampler(10, batch_size=10, seed=3)
+    plain = [i for _ in range(3) for i in whole]
+    taken = take(make(), 2)
+    assert len(taken) == 2 * len(make()) - (1 if batched else 4)  # an epoch of 3 batches, one of 2
+    assert ([i for batch in taken for i in batch] if batched else taken) == plain[:20]
+    first = make()
+    iterator = iter(first)
+    before = [next(iterator) for _ in range(2)]
+    again = make()
+    again.load_state_dict(first.state_dict())
+    assert before + take(again, 2) == taken
+
+
+def test_a_sampler_cannot_mask() -> None:
+    with pytest.raises(UsageError, match="padding"):
+        DurableSampler(10, remainder="pad")

@@ -164,3 +164,53 @@ def test_any_value_in_the_wrong_place_is_a_typed_error() -> None:
             continue
         except Exception as error:  # noqa: BLE001 - reported with the mutation that caused it
             pytest.fail(f"{what}: {error!r}")
+
+
+# --- amounts ------------------------------------------------------------------------------------------
+
+
+def with_amounts(rows: Any) -> list[Any]:
+    return [
+        (*row, r.amounts if r.amounts is None else r.amounts.tolist())
+        for row, r in zip(plain(rows), rows, strict=True)
+    ]
+
+
+def test_amounts_come_back_and_rows_may_have_none() -> None:
+    rows = [
+        Row(1, 0, 0, ids(5, 3), amounts=ids(0, 2**40)),
+        Row(1, 0, 1, ids(1)),
+        Row(2, 0, 1, ids(4), RowFlag.SKIPPED),
+        Row(2, 0, 2, ids(1, 1), RowFlag.PADDED, ids(7, 8)),
+        Row(3, 0, 3, ids(), amounts=ids()),
+    ]
+    found = segment(encode_segment(rows))
+    assert with_amounts(found)[:4] == with_amounts(rows)[:4]
+    assert found[4].amounts is None  # of no ids there are none
+    assert (found[2].skipped, found[3].flags) == (True, RowFlag.PADDED)
+
+
+def test_a_segment_without_amounts_is_what_it_always_was() -> None:
+    assert set(safetensors.numpy.load(encode_segment(ROWS))) == {
+        "step",
+        "epoch",
+        "batch",
+        "flags",
+        "count",
+        "ids",
+    }
+    assert all(row.amounts is None for row in segment(encode_segment(ROWS)))
+
+
+@pytest.mark.parametrize("amounts", [ids(1), ids(1, -1), np.array([1.0, 2.0])])
+def test_amounts_that_are_none_are_refused(amounts: Any) -> None:
+    with pytest.raises(UsageError, match="batch 0"):
+        encode_segment([Row(1, 0, 0, ids(5, 3), amounts=amounts)])
+
+
+@pytest.mark.parametrize("column", [ids(1, 2), ids(1, -1, 2, 2), ids(-2, 1, 2, 2)])
+def test_a_damaged_column_of_amounts_is_refused(column: Any) -> None:
+    rows = [Row(1, 0, 0, ids(5, 3), amounts=ids(1, 1)), Row(1, 0, 1, ids(5, 3), amounts=ids(1, 1))]
+    arrays = safetensors.numpy.load(encode_segment(rows))
+    with pytest.raises(FormatError, match="amounts"):
+        segment(safetensors.numpy.save({**arrays, "amounts": column}))

@@ -120,7 +120,7 @@ def _split_amounts(arrays: Mapping[str, Ids], ends: Ids, key: str) -> list[Ids |
     found: list[Ids | None] = []
     for part in np.split(arrays["amounts"], ends):
         absent = part == -1
-        if (part < -1).any() or absent.any() != absent.all():
+        if (part < -1).any() or (absent.any() and not absent.all()):
             raise FormatError(key, "negative amounts, or a row with amounts for some of its ids")
         found.append(None if absent.all() else part)
     return found
@@ -196,7 +196,9 @@ def _amounts(row: Row) -> Ids:
         return np.full(len(row.ids), -1, _I64)
     amounts = _vector(row, "amounts", row.amounts)
     if len(amounts) != len(row.ids) or (amounts < 0).any():
-        raise UsageError(f"batch {row.batch}: {len(amounts)} amounts for {len(row.ids)} ids, or negative ones")
+        raise UsageError(
+            f"batch {row.batch}: {len(amounts)} amounts for {len(row.ids)} ids, or negative ones"
+        )
     return amounts
 
 
