@@ -198,20 +198,21 @@ class DataCache:
     def _pin(self, path: Path, nbytes: int, *, mend: bool = False) -> Pinned | None:
         """None when it is not here, or not whole: a disk lost what it had acknowledged. ``mend`` removes it
         then; only who may fill it can, or it would remove what another has filled."""
-        while (fd := try_lock(path, shared=True)) is None:
-            if not path.exists():
-                return None
-            self._clock.sleep(POLL_S)  # somebody looks whether it is in use, or is about to remove it
-        if os.fstat(fd).st_size == nbytes:
-            return self._used(path, fd)
-        os.close(fd)
-        if mend:
-            path.unlink(missing_ok=True)
-        return None
+        with _told(f"read the cache {self.directory}"):
+            while (fd := try_lock(path, shared=True)) is None:
+                if not path.exists():
+                    return None
+                self._clock.sleep(POLL_S)  # somebody looks whether it is in use, or is about to remove it
+            if os.fstat(fd).st_size == nbytes:
+                return self._used(path, fd)
+            os.close(fd)
+            if mend:
+                path.unlink(missing_ok=True)
+            return None
 
     def _used(self, path: Path, fd: int) -> Pinned:
         now = int(self._clock.now() * 1e9)
-        with suppress(PermissionError):  # another user's: then it ages by that user's reads
+        with suppress(OSError):  # another user's, or not to be written: then it ages without us
             os.utime(fd, ns=(now, now))
         return Pinned(path, fd)
 
