@@ -36,6 +36,8 @@ class DurableCheckpoint(Callback):
         promise: what a resume guarantees: ``"bitwise"``, ``"exact-order"``, ``"coverage"`` or
             ``"distribution"``; one that cannot be kept is refused. ``None``: bitwise, lowered with a warning
             when the software has changed.
+        accept_distribution: needed with ``"distribution"``: why the conclusion drawn from the run allows
+            samples to be repeated or skipped; recorded in the spec.
         tiers: where copies are kept beside ``root``: ``Tiers(memory=Memory(every_n_steps=1), ...)``, so that
             a killed worker goes on from the newest step that all ranks have in memory; ``None``: nowhere.
         retention: which checkpoints to keep; ``Retention()`` keeps the last three.
@@ -66,6 +68,7 @@ class DurableCheckpoint(Callback):
         every_n_train_steps: int | str = "auto",
         train_time_interval: timedelta | float | None = None,
         promise: Promise | str | None = None,
+        accept_distribution: str = "",
         tiers: Tiers | None = None,
         retention: Retention | None = None,
         backlog: Backlog = "skip",
@@ -80,6 +83,7 @@ class DurableCheckpoint(Callback):
             every_n_train_steps=every_n_train_steps,
             train_time_interval=train_time_interval,
             promise=promise,
+            accept_distribution=accept_distribution,
             retention=retention,
             tiers=tiers,
             backlog=backlog,

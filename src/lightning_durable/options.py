@@ -36,6 +36,7 @@ class Options:
         every_n_train_steps: int | str,
         train_time_interval: timedelta | float | None,
         promise: Promise | str | None,
+        accept_distribution: str,
         retention: Retention | None,
         tiers: Tiers | None,
         backlog: Backlog,
@@ -56,6 +57,7 @@ class Options:
             takeover=takeover,
             promise=Promise.BITWISE if promise is None else _promise(promise),
             insist=promise is not None,
+            accept_distribution=accept_distribution,
             cadence=Cadence(
                 every_n_steps=every_n_train_steps,
                 every_seconds=interval.total_seconds() if isinstance(interval, timedelta) else interval,

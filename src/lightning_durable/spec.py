@@ -30,8 +30,8 @@ def derive(trainer: Trainer, module: LightningModule, options: Options, world: W
         accumulation=trainer.accumulate_grad_batches,
         max_steps=limits["max_steps"],
         max_epochs=limits["max_epochs"],
-        accept_distribution=options.settings.promise.value == "distribution",
-        reason="chosen in DurableCheckpoint" if options.settings.promise.value == "distribution" else "",
+        accept_distribution=bool(options.settings.accept_distribution),
+        reason=options.settings.accept_distribution,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
@@ -15,7 +15,16 @@ from torch.optim import Optimizer
 
 from durable_core.commit.retention import Retention
 from durable_core.data import DurableLoader
-from durable_core.errors import CommitAborted, DurableError, SpecMismatchError, TierError, UsageError
+from durable_core.data.cursor import Cursor
+from durable_core.errors import (
+    CommitAborted,
+    DurableError,
+    OrderError,
+    PromiseError,
+    SpecMismatchError,
+    TierError,
+    UsageError,
+)
 from durable_core.session import notices
 from durable_core.session.cadence import Cadence
 from durable_core.session.places import Tiers
@@ -53,6 +62,7 @@ class DurableSession:
         self._optimizers = [item for item in self._objects.values() if isinstance(item, Optimizer)]
         self._modules = [item for item in self._objects.values() if isinstance(item, torch.nn.Module)]
         self._step = 0
+        self._updates = 0  # of those steps, the ones whose optimizer did step
         self._unprepared = True
         self._updated = False  # an optimizer has stepped since the last boundary
         self._term = threading.Event()
@@ -78,6 +88,7 @@ class DurableSession:
         every_n_steps: int | str = "auto",
         every_seconds: float | None = None,
         promise: Promise | str | None = None,
+        accept_distribution: str = "",
         retention: Retention | None = None,
         backlog: Backlog = "skip",
         on_rpo_breach: OnBreach = "continue",
@@ -90,15 +101,20 @@ class DurableSession:
         """Start the run at ``root``, or restore its newest verified checkpoint into ``state``.
 
         ``every_n_steps`` counts calls of ``step()``; ``tiers``: where copies are kept beside ``root``.
-        Raises what ``Run.open`` and ``Run.load`` raise, and ``UsageError`` naming an object of ``state``
-        that cannot be saved. Trouble with the storage and whatever else a person should know is told as
+        ``promise="distribution"`` needs ``accept_distribution``: why the conclusion drawn from the run allows
+        samples to be repeated or skipped. Raises what ``Run.open`` and ``Run.load`` raise, ``PromiseError``
+        when the loader cannot keep what is promised, and ``UsageError`` naming an object of ``state`` that
+        cannot be saved. Trouble with the storage and whatever else a person should know is told as
         warnings.
         """
+        if promise is None and spec is not None and spec.promise is not Promise.BITWISE:
+            promise, accept_distribution = spec.promise, spec.reason
         settings = Settings(
             resume=resume,
             takeover=takeover,
             promise=Promise.BITWISE if promise is None else Promise(promise),
             insist=promise is not None,
+            accept_distribution=accept_distribution,
             cadence=Cadence(every_n_steps, every_seconds),
             retention=retention or Retention(),
             backlog=backlog,
@@ -109,9 +125,13 @@ class DurableSession:
         world = world or World.torch_distributed()
         loader = loader_of(state)
         check_share(loader, world)
+        check_promise(loader, settings)
         if spec is None:  # the seed of the data order is the run's; without a loader it is nobody's
             seed = 0 if loader is None else loader.seed
-            spec = RunSpec(roles=world.roles, promise=settings.promise, seed=seed)
+            spec = RunSpec(
+                roles=world.roles, promise=settings.promise, seed=seed,
+                accept_distribution=bool(accept_distribution), reason=accept_distribution,
+            )  # fmt: skip
         run = Run.open(root, world=world, settings=settings, spec=spec)
         try:
             session = cls(run, state)
@@ -136,10 +156,13 @@ class DurableSession:
             if self._loader is not None:
                 self._loader.load_state_dict(loaded.cursor)
             self._step = loaded.step
+            self._updates = loaded.counters.get("optimizer_step", loaded.step)
             self.run.confirm()
             if not self.run.completed:
                 self._prepare()
             rng.restore(loaded.role["rng"])
+        if self._loader is not None:
+            self._loader.before_next.append(self._check_pair(self._loader, self._loader.cursor))
         if threading.current_thread() is threading.main_thread():
             self._previous_handler = signal.signal(signal.SIGTERM, self._on_term)
 
@@ -149,6 +172,20 @@ class DurableSession:
             os.kill(os.getpid(), number)
             return
         self._term.set()
+
+    def _check_pair(self, loader: DurableLoader, at: Cursor) -> Callable[[], None]:
+        """Before the first batch: the loader still stands where the model does, at ``at``."""
+
+        def check() -> None:
+            if loader.cursor != at:
+                raise OrderError(
+                    f"the model is at epoch {at.epoch} batch {at.batch} of the data, and its loader was "
+                    f"moved to epoch {loader.cursor.epoch} batch {loader.cursor.batch}",
+                    hint="load no other state into the loader of a session: the two are restored as a pair",
+                )
+            loader.before_next.remove(check)
+
+        return check
 
     def _before_update(self, *_: Any) -> None:
         self.run.settle()
@@ -173,14 +210,17 @@ class DurableSession:
     ) -> bool:
         """The boundary: call it when an optimizer step is complete and before the next batch is taken.
 
-        Batches handed over since the last call count as consumed by this step. Saves when the cadence
+        Batches handed over since the last call count as consumed by this step; as consumed without an update
+        when no optimizer has stepped (a gradient scaler skips it after an overflow). Saves when the cadence
         says so; ``True`` when it did. After SIGTERM it saves, waits, and raises ``Drained`` (exit 75).
         ``Fenced`` when another process has taken the run over.
         """
         self._step += 1
+        skipped = bool(self._optimizers) and not self._updated  # by a scaler that met an overflow
+        self._updates += not skipped
         self._updated = False
         if self._loader is not None and self._loader.outstanding:
-            self._loader.acknowledge(self._loader.outstanding, step=self._step)
+            self._loader.acknowledge(self._loader.outstanding, step=self._step, no_update=skipped)
         self.run.note_metrics(self._step, loss=loss, lr=lr, grad_norm=grad_norm)
         self.run.boundary(self._step)
         if self._term.is_set():
@@ -224,7 +264,7 @@ class DurableSession:
         state, role = self._trees()
         cursor = None if self._loader is None else self._loader.state_dict()
         rows = () if self._loader is None else self._loader.drain_rows()
-        counters = {"step": self._step}
+        counters = {"step": self._step, "data_step": self._step, "optimizer_step": self._updates}
         unchanging = stable.storages(self._optimizers, self._modules)
         return self.run.save(
             state, role, step=self._step, cursor=cursor, rows=rows, wait=wait, counters=counters, due=due,
@@ -314,6 +354,16 @@ def check_share(loader: DurableLoader | None, world: World) -> None:
             f"{world.role} is one of {places} writers, and its loader gives share {loader.replica} of "
             f"{loader.replicas}",
             hint=f"DurableLoader(..., replica={place}, replicas={places})",
+        )
+
+
+def check_promise(loader: DurableLoader | None, settings: Settings) -> None:
+    """``PromiseError`` when the data can keep less than is promised."""
+    if loader is not None and not loader.guarantees.implies(settings.promise):
+        raise PromiseError(
+            f"the run would promise {settings.promise.value!r}, and its data can keep no more than "
+            f"{loader.guarantees.value!r}",
+            hint=f'promise="{loader.guarantees.value}" (with accept_distribution="why that is enough")',
         )
 
 

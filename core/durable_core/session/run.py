@@ -195,11 +195,10 @@ class Run:
 
     def _judge_software(self, was: Mapping[str, Any]) -> None:
         """Before anything is overwritten: what can still be promised under the software of now."""
-        settings = self.settings
 
         def decide() -> Any:
-            asked = settings.promise if settings.insist else None
-            held = promised(self.promise, asked=asked, was=was, now=fingerprint.fingerprint())
+            asked, why = self.settings.asked, self.settings.accept_distribution
+            held = promised(self.promise, asked=asked, why=why, was=was, now=fingerprint.fingerprint())
             return [held.promise.value, held.reason]
 
         value, reason = self.world.decide(decide)

@@ -27,13 +27,15 @@ class Settings:
     another writer; ``metrics_window`` is how many metric rows a checkpoint carries.
     ``tiers``: where copies are kept beside the root.
     ``insist``: the promise is kept or the start refused; otherwise changed software lowers it, and
-    the journal says so.
+    the journal says so. ``accept_distribution``: why the weakest promise is enough for what is concluded
+    from the run; it is refused without.
     """
 
     resume: Resume = "auto"
     takeover: bool = False
     promise: Promise = Promise.BITWISE
     insist: bool = False
+    accept_distribution: str = ""
     cadence: Cadence = field(default_factory=Cadence)
     retention: Retention = field(default_factory=Retention)
     backlog: Backlog = "skip"
@@ -44,6 +46,11 @@ class Settings:
     commit_deadline_s: float = 300.0
     metrics_window: int = 50
     tiers: Tiers = field(default_factory=Tiers)
+
+    @property
+    def asked(self) -> Promise | None:
+        """The promise that is insisted on."""
+        return self.promise if self.insist else None
 
     def __post_init__(self) -> None:
         _one_of("resume", self.resume, ("auto", "never", "must", "fork"))

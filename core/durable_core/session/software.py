@@ -1,4 +1,4 @@
-"""L5. What is promised when the software is not what it was: a pure decision with its reason (CONTR-12)."""
+"""L5. What is promised when the software changed, or less is asked for: a pure decision with its reason."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Promised:
 
 
 def promised(
-    run: Promise, *, asked: Promise | None, was: Mapping[str, str], now: Mapping[str, str]
+    run: Promise, *, asked: Promise | None, why: str = "", was: Mapping[str, str], now: Mapping[str, str]
 ) -> Promised:
     """The promise of a generation that goes on from a checkpoint made under ``was``, running under ``now``.
 
-    ``run`` is the run's promise so far, ``asked`` what the user insists on (``None``: on nothing). Bits
-    depend on the software, the order of samples does not. Raises ``PromiseError`` when what is
-    insisted on cannot be kept.
+    ``run`` is the run's promise so far, ``asked`` what the user insists on (``None``: on nothing); less than
+    the run promised lowers it. ``why``: the user's reason for the weakest. Bits depend on the software, the
+    order of samples does not. Raises ``PromiseError`` when what is insisted on cannot be kept.
     """
     changed = fingerprint.compare(was, now) if run is Promise.BITWISE else ()
     reason = ", ".join(f"{name} was {was.get(name)!r} and is {now.get(name)!r}" for name in changed)
@@ -36,4 +36,7 @@ def promised(
             + (reason or f"this run has promised no more than {run.value} since an earlier restart"),
             hint=f"run it with what it ran with, or ask for {held.value!r}",
         )
+    if asked is not None and asked is not held:
+        reasons = (f"{asked.value} was asked for", why if asked is Promise.DISTRIBUTION else "", reason)
+        return Promised(asked, "; ".join(filter(None, reasons)))
     return Promised(held, reason)

@@ -198,7 +198,8 @@ class RunSpec:
         if self.promise is Promise.DISTRIBUTION and not (self.accept_distribution and self.reason.strip()):
             raise PromiseError(
                 "spec.promise: 'distribution' lets samples repeat or be skipped after a restart",
-                hint="set accept_distribution=True and say in reason= why the run's conclusion permits it",
+                hint='say why the conclusion drawn from the run permits it: accept_distribution="..." '
+                "(of a RunSpec: accept_distribution=True, reason=...)",
             )
 
     def to_json(self) -> dict[str, Any]:
