@@ -7,6 +7,7 @@ from typing import Any
 
 from durable_core.data.ledger import Ledger
 from durable_core.data.loader.plan import Plan, Settings
+from durable_core.data.physical.metrics import Metrics
 from durable_core.types import Promise
 
 
@@ -16,6 +17,17 @@ class Answers:
     _settings: Settings
     _plan: Plan
     _ledger: Ledger
+    _metrics: Metrics
+
+    def metrics(self) -> Metrics:
+        """What reading has cost so far, summed over the workers; ``lead``: handed over and not trained.
+
+        ``wait`` is what the training loop waited for batches, ``fetch`` what each took where it was read
+        (not known of iterable datasets). The rest is what the dataset itself measures: a ``Metrics`` in
+        its attribute ``metrics``.
+        """
+        self._metrics.lead = self._ledger.outstanding
+        return self._metrics
 
     @property
     def dataset(self) -> Any:

@@ -11,14 +11,17 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Subset
 
+from durable_core.clock import SystemClock
 from durable_core.data.loader.seeding import Seeder
 from durable_core.data.packing import Packing
 from durable_core.data.packing.rows import Piece, Row, assemble
+from durable_core.data.physical.metrics import Metrics
 from durable_core.data.rng import SampleSeeds
 from durable_core.errors import SkippedRecord, UnsupportedError
 
 Collate = Callable[[Any], Any]
 PAD_MASK = "pad_mask"
+_CLOCK = SystemClock()
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class Receipt:
     padded: int = 0
     amounts: tuple[int, ...] | None = None
     empty: bool = False
+    seconds: float = 0.0
+    """What fetching and collating took."""
+    measured: Metrics | None = None
+    """What the dataset measured since the last batch of this process."""
 
 
 class MapFetcher(Dataset[Any]):
@@ -79,7 +86,7 @@ class MapFetcher(Dataset[Any]):
     It all happens in ``__getitem__``, as the seeder may want the whole of it again.
     """
 
-    _OWN = frozenset({"_dataset", "_seeder", "_collate", "_packing", "_batched", "_prefetch"})
+    _OWN = frozenset({"_dataset", "_seeder", "_collate", "_packing", "_batched", "_prefetch", "_measures"})
 
     def __init__(
         self, dataset: Any, seeds: SampleSeeds | None, collate: Collation, packing: Packing | None = None
@@ -90,11 +97,17 @@ class MapFetcher(Dataset[Any]):
         self._packing = packing
         self._batched = _has_getitems(dataset)
         self._prefetch = callable(getattr(dataset, "prefetch", None))
+        self._measures = isinstance(getattr(dataset, "metrics", None), Metrics)
 
     def __getitem__(self, ticket: Ticket) -> tuple[Receipt, Any]:
+        begun = _CLOCK.monotonic()
         if self._prefetch:
             self._dataset.prefetch(ticket.ids)
-        return self._seeder.run(lambda: self._batch(ticket))
+        receipt, content = self._seeder.run(lambda: self._batch(ticket))
+        receipt.seconds = _CLOCK.monotonic() - begun
+        if self._measures:
+            receipt.measured = self._dataset.metrics.take()
+        return receipt, content
 
     def _batch(self, ticket: Ticket) -> tuple[Receipt, Any]:
         pieces = ticket.pieces

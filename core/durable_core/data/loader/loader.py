@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
+from durable_core.clock import SystemClock
 from durable_core.data.cursor import Cursor, Remainder, identity
 from durable_core.data.ledger import Ledger
 from durable_core.data.loader import adopt
@@ -22,9 +23,12 @@ from durable_core.data.loader.sequences import OrderChoice
 from durable_core.data.loader.sources import Source
 from durable_core.data.loader.streams import Preserved
 from durable_core.data.packing import Packing
+from durable_core.data.physical.metrics import Metrics
 from durable_core.errors import FormatError, OrderError, UnsupportedError, UsageError
 from durable_core.format.ledger import Row
 from durable_core.types import Promise
+
+_CLOCK = SystemClock()
 
 
 class DurableLoader(Answers):
@@ -141,6 +145,7 @@ class DurableLoader(Answers):
             },
         )
         self._source: Source | None = None
+        self._metrics = Metrics()
         seeds_here = streaming and num_workers == 0 and sample_rng
         self._own_streams: contextlib.AbstractContextManager[None] = (
             Preserved() if seeds_here else contextlib.nullcontext()
@@ -375,14 +380,17 @@ class DurableLoader(Answers):
             assert self._source is not None
             current.batches = self._source.open(*current.start, self._ledger.opening)
         current.fetching = True
+        begun = _CLOCK.monotonic()
         with self._own_streams:
             delivered = next(current.batches, None)
+        self._metrics.wait.add(_CLOCK.monotonic() - begun)
         current.fetching = False
         if delivered is None:
             current.ended = current.exhausted = True
             self._ledger.end_pass()
             raise StopIteration
         tag, content = delivered
+        self._metrics.fetched(tag.seconds, tag.measured)
         self._ledger.hand_over(tag)
         current.ended = tag.last
         return content

@@ -158,6 +158,8 @@ def tagged(receipt: Receipt, samples: int, last: bool, state: Any = None) -> Tag
         None if receipt.amounts is None else np.array(receipt.amounts, dtype=np.int64),
         RowFlag.PADDED if receipt.padded else RowFlag.NONE,
         receipt.skipped,
+        receipt.seconds,
+        receipt.measured,
     )
 
 

@@ -125,6 +125,13 @@ class Metrics:
             for name, amount in amounts.items():
                 setattr(self, name, getattr(self, name) + amount)
 
+    def fetched(self, seconds: float, measured: Metrics | None) -> None:
+        """A batch came that took ``seconds`` (0: not known), and what its worker measured with it."""
+        if seconds:
+            self.fetch.add(seconds)
+        if measured is not None:
+            self.merge(measured)
+
     def merge(self, other: Metrics) -> None:
         """Add what another process measured."""
         with self._lock:
