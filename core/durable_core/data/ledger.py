@@ -16,6 +16,7 @@ import numpy as np
 
 from durable_core.data.cursor import Cursor
 from durable_core.data.order import Ids
+from durable_core.data.physical.metrics import Metrics
 from durable_core.errors import OrderError, UsageError
 from durable_core.format.ledger import Row, RowFlag
 
@@ -28,7 +29,8 @@ class Tag:
 
     ``samples`` counts over all replicas, as planned: also those left out (``skipped``) by declaration;
     ``last`` says the epoch ends with it; ``state`` is the source's own state after it, for sources that
-    have one. ``amounts``: the tokens used of each id, where not all were.
+    have one. ``amounts``: the tokens used of each id, where not all were. ``seconds`` it took to fetch
+    (0: not known), and what was ``measured`` meanwhile.
     """
 
     epoch: int
@@ -40,6 +42,8 @@ class Tag:
     amounts: Ids | None = None
     flags: RowFlag = RowFlag.NONE
     skipped: tuple[int, ...] = ()
+    seconds: float = 0.0
+    measured: Metrics | None = None
 
 
 class Ledger:
