@@ -305,8 +305,13 @@ def _rpo(settings: Settings) -> tuple[dict[str, float], dict[str, int]]:
 
 
 def split_position(cursor: Mapping[str, Any] | None, role: Any) -> tuple[dict[str, Any] | None, Any]:
-    """The cursor as plain JSON, and the role's tree with a stream's own state, which may hold anything."""
+    """The cursor as plain JSON, and the role's tree with a stream's own state, which may hold anything.
+
+    The state of a sequence (it has a "plan") is JSON and one for all: it stays with the cursor, where whoever
+    reads the manifest finds what a mixture has drawn.
+    """
     if cursor is None:
         return None, {"own": role, "position": {}}
-    streams = {name: value for name, value in cursor.items() if name == "source"}
+    own = () if "plan" in cursor else ("source",)
+    streams = {name: value for name, value in cursor.items() if name in own}
     return {k: v for k, v in cursor.items() if k not in streams}, {"own": role, "position": streams}
