@@ -38,6 +38,7 @@ from durable_core.errors import (
     SpecMismatchError,
     UsageError,
 )
+from durable_core.format.ledger import RowFlag
 
 PER_OBJECT = (4, 0, 5, 3)
 TOTAL = sum(PER_OBJECT)
@@ -222,6 +223,10 @@ def swapped(root: Path) -> None:
     shutil.move(root / "x", root / "part-3.jsonl")
 
 
+def renamed(root: Path) -> None:
+    (root / "part-2.jsonl").rename(root / "part-9.jsonl")
+
+
 def changed(root: Path) -> None:
     path = root / "part-2.jsonl"
     path.write_bytes(path.read_bytes().replace(b"record 6", b"record 9"))
@@ -229,6 +234,7 @@ def changed(root: Path) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], type[Exception]]] = {
     "missing": (missing, ObjectNotFoundError),
+    "renamed": (renamed, ObjectNotFoundError),
     "truncated": (truncated, DigestMismatchError),
     "swapped": (swapped, DigestMismatchError),
     "changed": (changed, DigestMismatchError),
@@ -350,6 +356,20 @@ def test_a_record_that_does_not_decode_is_left_out_alone(
             assert dataset[i] == value(i)
     assert not dataset.quarantined
     dataset.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_left_out_is_in_the_ledger(workers: int, broken: DatasetManifest, root: Path) -> None:
+    (root / "part-3.jsonl").unlink()
+    dataset = RecordDataset(broken, root, on_bad="skip")
+    loader = DurableLoader(dataset, 5, seed=3, num_workers=workers, collate_fn=listed)
+    trained = [record["i"] for batch in train(loader) for record in batch]
+    assert sorted(trained) == [0, 1, 2, 3, 4, 5, 7, 8]
+    rows = loader.drain_rows()
+    left_out = [id for row in rows if row.flags & RowFlag.SKIPPED for id in row.ids.tolist()]
+    assert sorted(left_out) == [6, 9, 10, 11]
+    kept = [id for row in rows if not row.flags & RowFlag.SKIPPED for id in row.ids.tolist()]
+    assert sorted(kept) == sorted(trained)
 
 
 def test_no_more_than_declared_is_left_out(broken: DatasetManifest, root: Path) -> None:

@@ -6,6 +6,7 @@ and record, or what the declared policy makes of it. Nothing is left out in sile
 
 from __future__ import annotations
 
+import bisect
 import operator
 import os
 from collections.abc import Callable, Sequence
@@ -138,7 +139,7 @@ class RecordDataset:
             "timeout_s": timeout_s,
         }
         self._held_bytes, self._max_open = held_bytes, max_open
-        self._starts = np.array([item.start for item in manifest.objects], dtype=np.int64)
+        self._starts = [item.start for item in manifest.objects]
         self._processes: dict[int, _Process] = {}
 
     @classmethod
@@ -244,7 +245,7 @@ class RecordDataset:
 
     def _number(self, id: int) -> int:
         """The object of a record. Of objects that begin at one id only the last has records."""
-        return int(np.searchsorted(self._starts, id, side="right")) - 1
+        return bisect.bisect_right(self._starts, id) - 1
 
     def _stored(self, id: int) -> int:
         item = self.manifest.objects[self._number(id)]

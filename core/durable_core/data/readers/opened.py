@@ -101,11 +101,7 @@ class Objects:
         with self._lock:
             entry = self._open.pop(number, None)
             self._verified.pop(item.name, None)
-            idle = entry is not None and not entry.users
-            if entry is not None:
-                entry.evicted = True
-        if entry is not None and idle:
-            entry.stack.close()
+        self._retire([] if entry is None else [entry])
         if self._cache is not None:
             self._cache.drop(item.digest)
             companion = companion_of(self._format, item.name)
@@ -116,6 +112,11 @@ class Objects:
         with self._lock:
             entries = list(self._open.values())
             self._open.clear()
+        self._retire(entries)
+
+    def _retire(self, entries: Sequence[_Open]) -> None:
+        """Close what nobody can enter any more: now, or when the last who uses it has ended."""
+        with self._lock:
             for entry in entries:
                 entry.evicted = True
             idle = [entry for entry in entries if not entry.users]
@@ -123,24 +124,28 @@ class Objects:
             entry.stack.close()
 
     def _enter(self, number: int) -> _Open:
+        entry = self._entered(number)
+        if entry is not None:
+            return entry
         with self._opening[number % len(self._opening)]:
-            with self._lock:
-                entry = self._open.get(number)
-                if entry is not None:
-                    self._open.move_to_end(number)
-                    entry.users += 1
-                    return entry
+            entry = self._entered(number)  # somebody may have opened it meanwhile
+            if entry is not None:
+                return entry
             entry = self._opened(self._objects[number])
             entry.users = 1
             with self._lock:
                 self._open[number] = entry
                 surplus = [self._open.popitem(last=False)[1] for _ in range(len(self._open) - self._most)]
-                for old in surplus:
-                    old.evicted = True
-                idle = [old for old in surplus if not old.users]
-        for old in idle:
-            old.stack.close()
+        self._retire(surplus)
         return entry
+
+    def _entered(self, number: int) -> _Open | None:
+        with self._lock:
+            entry = self._open.get(number)
+            if entry is not None:
+                self._open.move_to_end(number)
+                entry.users += 1
+            return entry
 
     def _opened(self, item: Described) -> _Open:
         with ExitStack() as stack:

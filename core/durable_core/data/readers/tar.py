@@ -31,8 +31,8 @@ def index(
     keys = tuple(_texts(tables["keys"]))
     if len(set(keys)) != len(keys):
         raise duplicate(file.name, keys)
-    schema = "; ".join(f"{suffix}: bytes" for suffix in sorted(_texts(tables["suffixes"])))
-    return ObjectIndex(len(keys), None, "key:__key__", schema, keys, tables)
+    # Suffixes may be missing in any sample, and so in all of a shard: they are no schema.
+    return ObjectIndex(len(keys), None, "key:__key__", "__key__: str; suffix: bytes", keys, tables)
 
 
 def reader(

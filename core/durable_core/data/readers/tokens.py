@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,9 @@ class Array:
     total: int
     row: tuple[int, ...]
 
-    @property
+    @cached_property
     def width(self) -> int:
+        """Elements in a record."""
         return math.prod(self.row)
 
     @property
