@@ -16,7 +16,6 @@ from durable_core.data.loader.seeding import Seeder
 from durable_core.data.packing import Packing
 from durable_core.data.packing.rows import Piece, Row, assemble
 from durable_core.data.physical.metrics import Metrics
-from durable_core.data.rng import SampleSeeds
 from durable_core.errors import SkippedRecord, UnsupportedError
 
 Collate = Callable[[Any], Any]
@@ -89,10 +88,10 @@ class MapFetcher(Dataset[Any]):
     _OWN = frozenset({"_dataset", "_seeder", "_collate", "_packing", "_batched", "_prefetch", "_measures"})
 
     def __init__(
-        self, dataset: Any, seeds: SampleSeeds | None, collate: Collation, packing: Packing | None = None
+        self, dataset: Any, seeder: Seeder, collate: Collation, packing: Packing | None = None
     ) -> None:
         self._dataset = dataset
-        self._seeder = Seeder(seeds)
+        self._seeder = seeder
         self._collate = collate
         self._packing = packing
         self._batched = _has_getitems(dataset)

@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 from durable_core.data.cursor import Cursor, Layout, Remainder, class_name, length
 from durable_core.data.loader.adopt import check_sampler, check_stream
 from durable_core.data.loader.planned import SequenceSource, Share, Weights, epoch_batches
+from durable_core.data.loader.seeding import SampleRngChoice
 from durable_core.data.loader.sequences import OrderChoice, make_map_order, make_sequence
 from durable_core.data.loader.sources import MapSource, Reading, SamplerSource, Source
 from durable_core.data.loader.stream import StreamSource
@@ -41,7 +42,7 @@ class Settings:
     sampler: Any
     promise: Promise
     transform_version: str
-    sample_rng: bool
+    sample_rng: SampleRngChoice
     num_workers: int
     collate_fn: Callable[[Any], Any]
     order: OrderChoice | None = None
@@ -133,7 +134,13 @@ def make_source(settings: Settings, plan: Plan, updates: Mapping[int, Weights]) 
     )
     sample_seeds = seeds if settings.sample_rng else None
     pads = settings.remainder == "pad"
-    reading = Reading(settings.collate_fn, settings.num_workers, settings.torch_arguments, pads=pads)
+    reading = Reading(
+        settings.collate_fn,
+        settings.num_workers,
+        settings.torch_arguments,
+        pads=pads,
+        seeds_always=settings.sample_rng == "always",
+    )
     if plan.sequence is not None:
         return SequenceSource(
             dataset,

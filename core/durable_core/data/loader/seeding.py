@@ -10,7 +10,7 @@ seeding everything would have given, and a batch is fetched again at most three 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import get_worker_info
@@ -19,6 +19,8 @@ from durable_core.data.loader.streams import Watch, process_streams
 from durable_core.data.rng import Derive, SampleRng, SampleSeeds, Seeds, make_current
 
 T = TypeVar("T")
+SampleRngChoice = bool | Literal["always"]
+"""Of a loader: seed what is drawn from, nothing, or everything."""
 
 
 class Seeder:

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from durable_core.data.cursor import Layout
 from durable_core.data.ledger import Tag
 from durable_core.data.loader.fetch import Collate, Collation, MapFetcher, Pieces, Receipt, Ticket
+from durable_core.data.loader.seeding import Seeder
 from durable_core.data.loader.streams import Preserved
 from durable_core.data.order import Order, spanned_ids, wrapped_ids
 from durable_core.data.packing import Packing
@@ -38,6 +39,8 @@ class Reading:
     extra: dict[str, Any] = field(default_factory=dict)
     pads: bool = False
     """Whether batches may be filled up with masked samples."""
+    seeds_always: bool = False
+    """Whether every stream is seeded for every sample, drawn from or not."""
 
     def arguments(self) -> dict[str, Any]:
         generator = torch.Generator()
@@ -120,7 +123,12 @@ class MapLoader:
         self, dataset: Any, reading: Reading, seeds: SampleSeeds | None, packing: Packing | None = None
     ) -> None:
         self._feed = _Feed()
-        self._fetcher = MapFetcher(dataset, seeds, Collation(reading.collate_fn, pads=reading.pads), packing)
+        self._fetcher = MapFetcher(
+            dataset,
+            Seeder(seeds, always=reading.seeds_always),
+            Collation(reading.collate_fn, pads=reading.pads),
+            packing,
+        )
         self._loader: DataLoader[Any] = DataLoader(
             self._fetcher,
             sampler=self._feed,  # yields tickets
