@@ -1,10 +1,11 @@
 """What a record at random costs, per format; prints one JSON document. CPU microseconds, warm page cache.
 
 Records hold 2 KiB of content: 1024 tokens (uint16), or 2048 characters. ``random``: uniform over the object.
-``window``: uniform within windows of 1024 records that are read one after another, as ``block_prp_v1`` asks.
-``peer_*``: the library people read the format with, or what it comes to by hand, on the same file in the
-same run. ``dataset_*``: through ``RecordDataset`` (by id, of a verified manifest). ``open``: milliseconds
-to open an object whose index is kept; ``index``: to make the index.
+``random_unheld``: the same, with room for one row group or frame only. ``window``: uniform within windows of
+1024 records that are read one after another, as ``block_prp_v1`` asks. ``peer_random``: the library people
+read the format with, or what it comes to by hand, on the same file in the same run. ``dataset_*``: through
+``RecordDataset`` (by id, of a verified manifest). ``open_ms``: to open an object whose index is kept;
+``index_ms``: to make the index.
 
     python -m tests.bench.readers [--records 8192] [--reads 4096]
 """
@@ -30,7 +31,7 @@ from safetensors.numpy import save_file
 
 from durable_core.data.files import open_file
 from durable_core.data.manifest import build
-from durable_core.data.readers import index_object, open_object
+from durable_core.data.readers import Held, index_object, open_object
 from durable_core.data.records import RecordDataset
 
 TOKENS = 1024
@@ -174,6 +175,7 @@ def measured(kind: str, records: int, reads: int, directory: Path) -> dict[str, 
     file = open_file(directory / name)
     index, index_ms = timed_ms(lambda: index_object(manifest.about.format or "", file))
     reader, open_ms = timed_ms(lambda: open_object(manifest.about.format or "", file, index))
+    unheld = open_object(manifest.about.format, file, index, held=Held(0))
     dataset = RecordDataset(manifest, directory, max_open=4)
     rng = np.random.default_rng(1)
     anywhere = rng.integers(0, records, reads).tolist()
@@ -184,12 +186,13 @@ def measured(kind: str, records: int, reads: int, directory: Path) -> dict[str, 
             "random": (lambda i: reader.read([i]), anywhere),
             "peer_random": (peer, anywhere),
             "dataset_random": (dataset.__getitem__, anywhere),
+            "random_unheld": (lambda i: unheld.read([i]), anywhere[:200]),
             "window": (lambda i: reader.read([i]), windows),
             "dataset_window": (dataset.__getitem__, windows),
         }
     )
-    reader.close()
-    dataset.close()
+    for each in (reader, unheld, dataset):
+        each.close()
     return {**out, "open_ms": open_ms, "index_ms": index_ms, "peer": peer_is}
 
 

@@ -53,7 +53,7 @@ def reader(format: str, path: Path, found: ObjectIndex | None = None, **more: An
 def test_a_name_tells_the_format_or_nothing(made: Made) -> None:
     format, path, _ = made
     assert detect(path.name) in (format.partition(":")[0], None)
-    assert detect("data.BIN") is None and detect("shard.Parquet") == "parquet"
+    assert detect("data.BIN") is detect("README.md") is None and detect("shard.Parquet") == "parquet"
 
 
 def test_records_by_ordinal_in_any_order(made: Made) -> None:

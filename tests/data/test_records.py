@@ -431,6 +431,12 @@ def test_tables_of_offsets_are_kept_by_digest(manifest: DatasetManifest, root: P
     assert values(RecordDataset(manifest, root, index_dir=tables)) == list(range(TOTAL))
     assert kept[0].stat().st_size > 4
 
+    cache = DataCache(tmp_path / "cache", 1 << 20)
+    assert values(RecordDataset(manifest, root, cache=cache)) == list(range(TOTAL))
+    assert len(list((tmp_path / "cache" / "tables").iterdir())) == 3
+    (tmp_path / "file").touch()  # no place for tables is no reason to stop
+    assert values(RecordDataset(manifest, root, index_dir=tmp_path / "file")) == list(range(TOTAL))
+
 
 def test_the_tokenizer_must_be_the_manifests(root: Path) -> None:
     from durable_core.data.manifest import Tokenizer

@@ -56,7 +56,7 @@ class RecordDataset:
         cache: verified local copies by digest; without one, objects are read where they are.
         columns: only these of each record.
         transform: what ``dataset[i]`` makes of a record. It runs in the thread that asks, under the
-            randomness of the sample.
+            randomness of the sample. Its own errors are not bad input (``SkippedRecord`` is).
         lengths, loss_lengths: int64 [records], tokens and loss tokens of each record, for packing and
             mixtures by tokens (``manifest.load_lengths``).
         verify: without a cache, ``open`` digests each object once a process before it is read (a pass
@@ -70,8 +70,8 @@ class RecordDataset:
             ledger.
         quarantined: names of objects to leave out from the start; as ``quarantined`` of an earlier run said.
         max_skipped: raise when more records than this would be left out in one process.
-        index_dir: where tables of offsets are kept, by digest; without it each process that reads a format
-            without an index (JSON lines, text, tar, zstd) makes them when it opens an object.
+        index_dir: where tables of offsets are kept, by digest; default: in the cache. Without either, each
+            process makes them when it opens an object of a format without an index (JSON lines, tar, zstd).
         read_ahead: threads behind ``prefetch``. Default: 8, and 0 where everything is on a local disk.
         ahead_items, ahead_bytes: bounds of what ``prefetch`` holds (bytes as stored).
         timeout_s: how long a record read ahead is waited for; with a cache, while its object is filled.
@@ -130,7 +130,8 @@ class RecordDataset:
         self._cache, self._verify, self._refetches = cache, verify, refetches
         self._quarantined = dict.fromkeys(quarantined, "declared")
         self._skipped, self._max_skipped = set[int](), max_skipped
-        self._index_dir = None if index_dir is None else Path(index_dir)
+        kept = cache.directory / "tables" if index_dir is None and cache is not None else index_dir
+        self._index_dir = None if kept is None else Path(kept)
         local = isinstance(self._location, LocalLocation) and cache is None
         self._threads = (0 if local else 8) if read_ahead is None else read_ahead
         self._bounds: dict[str, Any] = {
@@ -153,6 +154,8 @@ class RecordDataset:
 
         ``where``: default, the directory the manifest lies in. ``more``: as for the class.
         """
+        if where is None and "://" in os.fspath(manifest):
+            raise UsageError(f"{manifest} does not say where its objects are", hint="pass where=")
         loaded = load(manifest)
         if loaded.about.lengths is not None:
             more.setdefault("lengths", load_lengths(manifest, loaded))

@@ -5,6 +5,7 @@ They can be made again from the object, so a damaged or a missing one costs a pa
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -25,8 +26,9 @@ def kept_index(directory: Path, digest: str, format: str, file: File, records: i
     path = directory / f"{digest.partition(':')[2]}.{kind}.v{VERSION}"
     try:
         return ObjectIndex(records, tables=load(path.read_bytes()))
-    except (FileNotFoundError, SafetensorError):
+    except (OSError, SafetensorError):
         index = index_object(format, file)
-    directory.mkdir(parents=True, exist_ok=True)
-    write_whole(path, save(dict(index.tables)))
+    with suppress(OSError):  # a disk that is full or read-only costs the next process a pass over the object
+        directory.mkdir(parents=True, exist_ok=True)
+        write_whole(path, save(dict(index.tables)))
     return index
