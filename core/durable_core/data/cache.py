@@ -170,15 +170,17 @@ class DataCache:
             return True
 
     def usage(self) -> CacheUsage:
-        """What is here now."""
-        entries = self._entries()
-        pinned = 0
-        for path, *_ in entries:
-            fd = try_lock(path, write=False)
-            pinned += fd is None and path.exists()
-            if fd is not None:
-                os.close(fd)
-        return CacheUsage(len(entries), sum(nbytes for _, nbytes, _ in entries), pinned, self._filling())
+        """What is here now: never more than ``max_bytes`` in all."""
+        with _told(f"read the cache {self.directory}"), self._deciding():
+            entries, pinned = self._entries(), 0
+            for path, *_ in entries:
+                fd = try_lock(path, write=False)
+                pinned += fd is None
+                if fd is not None:
+                    os.close(fd)
+            # What is published meanwhile is in neither; the other way round it would be in both.
+            nbytes = sum(each for _, each, _ in entries)
+            return CacheUsage(len(entries), nbytes, pinned, self._filling())
 
     def evict(self, to_bytes: int = 0) -> CacheUsage:
         """Give up the least recently used objects that are not in use, until ``to_bytes`` are left."""
