@@ -20,6 +20,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +51,19 @@ HANDLES: dict[str, Callable[[], Any]] = {
 }
 
 
+KINDS: dict[str, Callable[[int], Any]] = {
+    "int": int,
+    "constant": lambda index: CONSTANT,
+    "record": lambda index: torch.from_numpy(RECORDS[index % len(RECORDS)]),
+}
+
+
 class Samples(Dataset[Any]):
     """Kinds: "int" (the index), "constant" (4 KiB, always the same tensor), "record" (4 KiB of an array)."""
 
     def __init__(self, draw: Callable[[], Any] | None = None, kind: str = "constant") -> None:
         self.draw = draw
-        self.make: Callable[[int], Any] = {
-            "int": int,
-            "constant": lambda index: CONSTANT,
-            "record": lambda index: torch.from_numpy(RECORDS[index % len(RECORDS)]),
-        }[kind]
+        self.make = KINDS[kind]
 
     def __len__(self) -> int:
         return SIZE
@@ -139,17 +143,17 @@ def measured(workers: int, rounds: int, *, draws: bool) -> dict[str, Any]:
     for kind in ("int", "constant", "record"):
         data = Samples(kind=kind)
         makers: dict[str, Callable[[], Any]] = {
-            "plain": lambda data=data: plain(data),
-            "stateful": lambda data=data: StatefulDataLoader(data, BATCH, shuffle=True, num_workers=workers),
-            "durable": lambda data=data: durable(data),
-            "durable_without_rng": lambda data=data: durable(data, sample_rng=False),
+            "plain": partial(plain, data),
+            "stateful": partial(StatefulDataLoader, data, BATCH, shuffle=True, num_workers=workers),
+            "durable": partial(durable, data),
+            "durable_without_rng": partial(durable, data, sample_rng=False),
         }
         found[kind] = compared(makers, rounds)
     for name, draw in DRAWS.items() if draws else ():
         makers = {
-            "plain": lambda draw=draw: plain(Samples(draw)),
-            "durable": lambda draw=draw: durable(Samples(draw)),
-            "handle": lambda name=name: durable(Samples(HANDLES[name])),
+            "plain": partial(plain, Samples(draw)),
+            "durable": partial(durable, Samples(draw)),
+            "handle": partial(durable, Samples(HANDLES[name])),
         }
         found[f"{name} drawn"] = compared(makers, rounds)
     return found

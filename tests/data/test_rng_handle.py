@@ -130,6 +130,12 @@ def test_one_fetch_inside_another_has_its_own() -> None:
     assert both == [before, after]
 
 
+def test_the_spare_of_a_pair_of_normals_is_not_passed_on() -> None:
+    seeder = Seeder(SEEDS)
+    pair = fetched(seeder, (5, 6), lambda index: sample_rng().python.gauss(0, 1))
+    assert pair[1:] == fetched(Seeder(SEEDS), (6,), lambda index: sample_rng().python.gauss(0, 1))
+
+
 def test_python_methods_work_and_words_are_uniform() -> None:
     def read(index: int) -> list[Any]:
         rng = sample_rng().python

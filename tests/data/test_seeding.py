@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -215,6 +216,14 @@ def test_streams_swapped_by_the_user_are_noticed() -> None:
         assert stream.peek() != third
     finally:
         module.set_bit_generator(before)
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="other interpreters compare states")
+def test_here_memory_tells() -> None:
+    """Else nothing is wrong, and every batch is dearer: look at the layouts in streams.py."""
+    python, numpy, torchs = PythonStream(), NumpyStream(), TorchStream()
+    numpy.peek()
+    assert None not in (python._words, numpy._words, numpy._spare, torchs._words)
 
 
 def test_where_memory_tells_nothing_states_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
