@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,17 @@ class Walk:
     known: bool
     fails_at: int | None = None
     name: str = "walk_v1"
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def description(self) -> Mapping[str, Any]:
-        return {"name": self.name, "size": self.size, "per_epoch": self.per_epoch, "nested": {"a": [1, 2]}}
+        return {
+            "name": self.name,
+            "size": self.size,
+            "per_epoch": self.per_epoch,
+            "nested": {"a": [1, 2]},
+            **self.extra,
+        }
 
     def batches(self, global_batch: int) -> int | None:
         return -(-self.per_epoch // global_batch) if self.known and self.per_epoch is not None else None

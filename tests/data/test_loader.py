@@ -289,13 +289,30 @@ def test_an_optimizer_step_may_be_cut_into_other_batches() -> None:
         assert taken == whole
 
 
+def test_batches_that_run_on_over_epochs_may_be_cut_into_others_too() -> None:
+    whole = ids_of(epochs(3, size=22))
+    for stop in (2, 6, 8):
+        first = make(22, 4, accumulate=2, promise="exact-order", remainder="straddle")
+        taken: list[int] = []
+        while stop:
+            batches = train(first, stop)
+            taken += ids_of(batches)
+            stop -= len(batches)
+        again = make(22, 8, promise="exact-order", remainder="straddle")
+        with pytest.warns(UserWarning, match="now of 8"):
+            again.load_state_dict(first.state_dict())
+        while len(taken) < 56:
+            taken += ids_of(train(again, 1 + (56 - len(taken)) // 8 - 1))
+        assert taken[:56] == whole[:56]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"promise": "bitwise"}, "global_batch was 4 and is now 8"),
         ({"accumulate": 2}, "4 with accumulate=2, and is now 8 with 2"),
         ({"batch_size": 16, "accumulate": 1}, "an optimizer step would have other samples"),
-        ({"stop": 3}, "12 samples into the epoch, is inside a batch"),
+        ({"stop": 3}, "12 samples on, is inside a batch"),
         ({"size": 28, "drop_last": True}, r"other samples of its end \(remainder 'drop'\)"),
     ],
 )

@@ -8,12 +8,19 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from data_samples import interrupted, listed, train
+from data_samples import Drawing, interrupted, listed, train
 from sequence_samples import Walked
 from torch.utils.data import DataLoader
 
 from durable_core.data import DurableLoader
-from durable_core.errors import DurableError, OrderError, SpecMismatchError, UnsupportedError, UsageError
+from durable_core.errors import (
+    DurableError,
+    FormatError,
+    OrderError,
+    SpecMismatchError,
+    UnsupportedError,
+    UsageError,
+)
 from durable_core.types import Promise
 
 
@@ -191,6 +198,32 @@ def test_refusals_say_what_to_do(options: dict[str, Any], message: str) -> None:
     dataset = Walked(per_epoch=17 if "replicas" in options else 18)
     with pytest.raises((UnsupportedError, UsageError), match=message):
         make(dataset, **options)
+
+
+def test_a_state_that_is_none_is_refused() -> None:
+    loader = make()
+    train(loader, 2)
+    state = loader.state_dict()
+    for own in (None, {"at": 3}, 7):
+        with pytest.raises(FormatError, match="epoch 0 batch 2 of walk_v1"):
+            make().load_state_dict({**state, "source": {"workers": None, "state": own}})
+    with pytest.raises(FormatError, match="epoch 1 batch 0"):
+        make().load_state_dict({**state, "epoch": 1, "batch": 0, "source": {"workers": None, "state": None}})
+
+
+def test_a_plan_read_back_from_json_is_the_same() -> None:
+    tupled = Walked()
+    tupled.walk.extra = {"sizes": (1, 2)}
+    state = json.loads(json.dumps(make(tupled).state_dict()))
+    make(tupled).load_state_dict(state)
+
+
+def test_another_attribute_called_sequence_means_nothing() -> None:
+    class Protein(Drawing):
+        def sequence(self, index: int) -> str:
+            return "MKV"
+
+    assert len(DurableLoader(Protein(9), 3, seed=5)) == 3
 
 
 def test_an_epoch_that_turns_out_empty_is_an_error() -> None:

@@ -80,10 +80,13 @@ class Cursor:
         old, new = self.global_batch, global_batch
         was = f"global_batch was {old} with accumulate={self.accumulate}, and is now {new} with {accumulate}"
         way = "keep batch_size x replicas x accumulate as it was, and tell the loader accumulate="
+        done = self.batch * old
+        if self.remainder == "straddle" and self.size is not None and old:
+            done = Layout(self.size, old, "straddle").step(self.epoch, self.batch) * old
         if not old or not new or old * self.accumulate != new * accumulate:
             what = f"an optimizer step would have other samples: {was}"
-        elif self.batch * old % new:
-            what = f"the position, {self.batch * old} samples into the epoch, is inside a batch: {was}"
+        elif done % new:
+            what = f"the position, {done} samples on, is inside a batch: {was}"
             way = f"go on with global_batch {old} to a position divisible by {new}, and change it there"
         elif self.size is not None and _used(self.size, old, self.remainder) != _used(
             self.size, new, self.remainder
@@ -91,8 +94,11 @@ class Cursor:
             what = f"an epoch would use other samples of its end (remainder {self.remainder!r}): {was}"
             way = "keep batch_size x replicas as it was"
         else:
+            epoch, batch = self.epoch, done // new
+            if self.remainder == "straddle" and self.size is not None:
+                epoch, batch = Layout(self.size, new, "straddle").position(batch)
             return dataclasses.replace(
-                self, batch=self.batch * old // new, global_batch=new, accumulate=accumulate
+                self, epoch=epoch, batch=batch, global_batch=new, accumulate=accumulate
             )
         raise SpecMismatchError(what, fields=("global_batch",), hint=way)
 

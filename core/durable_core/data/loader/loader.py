@@ -18,14 +18,14 @@ from durable_core.data.loader.answers import Answers
 from durable_core.data.loader.passes import Pass, PassIterator
 from durable_core.data.loader.plan import Plan, Settings, make_plan, make_source
 from durable_core.data.loader.planned import SequenceSource, Weights, reweighted
-from durable_core.data.loader.resume import LEAD, Saved, check_plan, check_workers, continued, pending
+from durable_core.data.loader.resume import LEAD, Saved, accepted, beginning, pending
 from durable_core.data.loader.seeding import SampleRngChoice
 from durable_core.data.loader.sequences import OrderChoice
 from durable_core.data.loader.sources import Source
 from durable_core.data.loader.streams import Preserved
 from durable_core.data.packing import Packing
 from durable_core.data.physical.metrics import Metrics
-from durable_core.errors import FormatError, OrderError, UnsupportedError, UsageError
+from durable_core.errors import OrderError, UnsupportedError, UsageError
 from durable_core.format.ledger import Row
 from durable_core.types import Promise
 
@@ -240,12 +240,7 @@ class DurableLoader(Answers):
         saved = Saved.read(state)
         settings = dataclasses.replace(self._settings, seed=saved.cursor.seed)
         plan = self._plan if saved.cursor.seed == self.seed else make_plan(settings)
-        cursor = continued(saved, plan.start, settings.promise)
-        check_workers(saved.source, self._counted_workers)
-        check_plan(saved.plan, None if plan.sequence is None else plan.sequence.description)
-        batches = plan.batches_in(cursor.epoch)
-        if batches is not None and cursor.batch >= batches:
-            raise FormatError("cursor", f"batch {cursor.batch} of an epoch of {batches}")
+        cursor = accepted(saved, plan, promise=settings.promise, workers=self._counted_workers)
         if cursor.seed != self.seed:
             warnings.warn(f"data: the run's seed {cursor.seed} is used, not {self.seed}", stacklevel=2)
         if cursor.global_batch != saved.cursor.global_batch:
@@ -273,16 +268,8 @@ class DurableLoader(Answers):
         if sequence is None or not sequence.carries:
             raise UnsupportedError("only a mixture has weights that could be changed")
         done = 0 if state is None else state["batches"]
-        at = done + lead
         issued = self._source.issued if isinstance(self._source, SequenceSource) else done
-        if at < max(issued, done + 1):
-            raise UsageError(
-                f"{issued - done} batches after the position are planned already, so weights cannot change "
-                f"{lead} after it",
-                hint=f"pass lead={issued - done} or more, and always the same",
-            )
-        if at in self._updates:
-            raise UsageError(f"weights that begin with batch {at} are given already")
+        at = beginning(done, issued, lead, self._updates)
         now = sequence.start(0) if state is None else state["sequence"]
         reweighted(sequence, now, at, weights)  # says what is wrong with them here, not in so many batches
         self._updates[at] = dict(weights)

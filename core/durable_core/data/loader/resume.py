@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from durable_core.data.cursor import Cursor
+from durable_core.data.loader.plan import Plan
 from durable_core.data.loader.planned import Weights
-from durable_core.errors import FormatError, SpecMismatchError
+from durable_core.data.sequence import Sequence
+from durable_core.errors import FormatError, SpecMismatchError, UsageError
 from durable_core.types import Promise
 
 LEAD = 64
@@ -53,6 +55,38 @@ def pending(updates: Mapping[int, Weights], state: Any) -> list[list[Any]]:
     return [[at, dict(weights)] for at, weights in sorted(updates.items()) if at >= done]
 
 
+def beginning(done: int, issued: int, lead: int, updates: Mapping[int, Weights]) -> int:
+    """The batch that weights given after ``done`` batches begin with, ``issued`` being planned already.
+
+    Raises ``UsageError`` when it may be planned, or has its weights.
+    """
+    at = done + lead
+    if at < max(issued, done + 1):
+        raise UsageError(
+            f"{issued - done} batches after the position are planned already, so weights cannot change "
+            f"{lead} after it",
+            hint=f"pass lead={max(issued - done, 1)} or more, and always the same",
+        )
+    if at in updates:
+        raise UsageError(f"weights that begin with batch {at} are given already")
+    return at
+
+
+def accepted(saved: Saved, plan: Plan, *, promise: Promise, workers: int | None) -> Cursor:
+    """The position to go on from, as a loader of ``plan`` counts it; ``workers``: see ``check_workers``.
+
+    Raises ``SpecMismatchError`` when the data differs, ``FormatError`` for what cannot be a position in it.
+    """
+    cursor = continued(saved, plan.start, promise)
+    check_workers(saved.source, workers)
+    check_plan(saved.plan, None if plan.sequence is None else plan.sequence.description)
+    check_state(saved.state, cursor, plan.sequence)
+    batches = plan.batches_in(cursor.epoch)
+    if batches is not None and cursor.batch >= batches:
+        raise FormatError("cursor", f"batch {cursor.batch} of an epoch of {batches}")
+    return cursor
+
+
 def continued(saved: Saved, now: Cursor, promise: Promise) -> Cursor:
     """The saved position, as this loader counts it. Raises ``SpecMismatchError`` when it cannot go on.
 
@@ -80,6 +114,22 @@ def _has_changes(plan: Any) -> bool:
     return isinstance(plan, (list, tuple)) and any(_has_changes(value) for value in plan)
 
 
+def check_state(state: Any, cursor: Cursor, sequence: Sequence | None) -> None:
+    """Raise ``FormatError`` unless a sequence has the state that its position needs."""
+    if sequence is None:
+        return
+    needed = cursor.batch > 0 or (sequence.carries and cursor.epoch > 0)
+    if (state is None and needed) or not (state is None or _is_state(state)):
+        raise FormatError(
+            "cursor",
+            f"epoch {cursor.epoch} batch {cursor.batch} of {sequence.name} has the state {state!r:.80}",
+        )
+
+
+def _is_state(state: Any) -> bool:
+    return isinstance(state, Mapping) and set(state) == {"batches", "sequence"}
+
+
 def check_workers(source: Mapping[str, Any] | None, workers: int | None) -> None:
     """Raise ``SpecMismatchError`` unless a stream is read by as many workers as before; none is one."""
     if source is None or source["workers"] == workers:
@@ -95,12 +145,14 @@ def check_workers(source: Mapping[str, Any] | None, workers: int | None) -> None
 
 def check_plan(recorded: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> None:
     """Raise ``SpecMismatchError``, naming what differs, unless both describe one sequence."""
-    if recorded == now:
+    if recorded is None and now is None:
         return
     if recorded is None or now is None:
         which = "an order, and is now a sequence" if recorded is None else "a sequence, and is now an order"
         raise SpecMismatchError(f"the data was {which}", fields=("plan",), hint=_RESTORE)
     differing = tuple(differences(recorded, now))
+    if not differing:
+        return
     what = "; ".join(f"{name} was {old!r:.80} and is now {new!r:.80}" for name, old, new in differing[:8])
     raise SpecMismatchError(
         f"the sequence of the data differs from the run's: {what}",

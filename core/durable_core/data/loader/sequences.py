@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -24,8 +25,11 @@ _NAMED = (FULL_PERMUTATION, SEQUENTIAL)
 
 
 def is_mixture(dataset: Any) -> bool:
-    """Whether the dataset says itself, by ``sequence(...)``, what a batch holds: a ``Mixture`` does."""
-    return callable(getattr(dataset, "sequence", None)) and hasattr(dataset, "__getitem__")
+    """Whether the dataset says itself, by ``sequence(seed=, packing=, order=)``, what a batch holds."""
+    make = getattr(dataset, "sequence", None)
+    if not callable(make) or isinstance(make, type):
+        return False
+    return {"seed", "packing", "order"} <= set(inspect.signature(make).parameters)
 
 
 def make_sequence(
