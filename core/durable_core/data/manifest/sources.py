@@ -87,7 +87,7 @@ def _look(source: str | os.PathLike[str], root: str | os.PathLike[str] | None, o
         text, mark, query = text.partition("?")
     if "://" not in text:
         path = Path(text) if base is None else Path(base, text)
-        if not path.exists():
+        if not path.exists() and not (path := Path(text)).exists():  # as a shell completes it
             raise ObjectNotFoundError(text, base or os.curdir)
         return _Source(os.path.abspath(path), "", not path.is_dir())  # noqa: PTH100  # resolves no links
     text = text.rstrip("/")
