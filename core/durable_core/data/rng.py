@@ -17,7 +17,7 @@ import hashlib
 import operator
 import random
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -49,6 +49,10 @@ class Seeds(NamedTuple):
     numpy: int
 
 
+Derive = Callable[[int], Seeds]
+"""Seeds by the place in what is being fetched."""
+
+
 class SampleSeeds:
     """Derives the seeds of a sample or batch: a keyed hash, no state that matters. Picklable."""
 
@@ -62,6 +66,17 @@ class SampleSeeds:
     def sample(self, epoch: int, sample: int) -> Seeds:
         """For ``dataset[sample]``."""
         return self._derive(epoch, b"sample", sample, 0)
+
+    def samples(self, epoch: int, ids: Sequence[int]) -> Derive:
+        """``sample(epoch, ids[place])`` of each place, for less."""
+        hasher = self._hasher(epoch, b"sample")
+
+        def derive(place: int) -> Seeds:
+            fork = hasher.copy()
+            fork.update(_PLACE.pack(ids[place], 0))
+            return tuple.__new__(Seeds, _SEEDS.unpack(fork.digest()))
+
+        return derive
 
     def collate(self, epoch: int, batch: int, part: int) -> Seeds:
         """For collating; ``part`` is where the replica's share begins in the global batch."""
@@ -84,17 +99,18 @@ class SampleSeeds:
         return self._derive(epoch, b"stream-collate", worker, ordinal)
 
     def _derive(self, epoch: int, person: bytes, first: int, second: int) -> Seeds:
-        hasher = self._hashers.get((epoch, person))
-        hasher = (self._hasher(epoch, person) if hasher is None else hasher).copy()
+        hasher = self._hasher(epoch, person).copy()
         hasher.update(_PLACE.pack(first, second))
         return Seeds._make(_SEEDS.unpack(hasher.digest()))
 
     def _hasher(self, epoch: int, person: bytes) -> Any:
-        if len(self._hashers) >= MAX_HASHERS:
-            self._hashers.clear()
-        key = hash_fields(*self._context, epoch)
-        hasher = hashlib.blake2b(key=key, person=person, digest_size=_SEEDS.size)
-        self._hashers[epoch, person] = hasher
+        hasher = self._hashers.get((epoch, person))
+        if hasher is None:
+            if len(self._hashers) >= MAX_HASHERS:
+                self._hashers.clear()
+            key = hash_fields(*self._context, epoch)
+            hasher = hashlib.blake2b(key=key, person=person, digest_size=_SEEDS.size)
+            self._hashers[epoch, person] = hasher
         return hasher
 
 
@@ -110,8 +126,6 @@ def seed_streams(seeds: Seeds, generator: Generator) -> None:
 
 # --- generators of the sample's own ---------------------------------------------------------------
 
-Derive = Callable[[int], Seeds]
-"""Seeds by the place in what is being fetched."""
 _NOTHING: Iterator[Any] = iter(())
 
 

@@ -55,7 +55,7 @@ class Seeder:
         if seeds is None or self._process is None:
             return left
         if isinstance(epochs, int):
-            return self._process.each(left, len(ids), lambda place: seeds.sample(epochs, ids[place]))
+            return self._process.each(left, len(ids), seeds.samples(epochs, ids))
         return self._process.each(left, len(ids), lambda place: seeds.sample(epochs[place], ids[place]))
 
     def part(self, derive: Callable[[], Seeds]) -> None:
@@ -89,7 +89,15 @@ class _Process:
         before = make_current(self._rng)
         dirty: Sequence[int] = self._all
         try:
-            result = self._repeated(attempt)
+            while True:
+                try:
+                    result = attempt()
+                except Exception:
+                    if not self._missed():  # else it may have failed on numbers it should not have drawn
+                        raise
+                else:
+                    if not self._missed():
+                        break
             dirty = self._seeded
             self._conclude()
         finally:
@@ -98,17 +106,6 @@ class _Process:
             if users and dirty:
                 self._batch.restore(dirty)
         return result
-
-    def _repeated(self, attempt: Callable[[], T]) -> T:
-        while True:
-            try:
-                result = attempt()
-            except Exception:
-                if not self._missed():  # else it may have failed on numbers it should not have drawn
-                    raise
-            else:
-                if not self._missed():
-                    return result
 
     def _missed(self) -> bool:
         """Whether a stream was drawn from unseeded; it is seeded from now on."""

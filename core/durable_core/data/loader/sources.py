@@ -93,27 +93,28 @@ class MapSource:
         layout = self._layout
         batches = layout.batches_in(epoch)
         delivered = self._loader.run(self._ticket(epoch, k) for k in range(batch, batches))
-        count = batch
+        count, whole = batch, (0, layout.global_batch)
         for receipt, content in delivered:
             count += 1
-            start, stop = layout.interval(receipt.batch, epoch)
-            yield tagged(receipt, stop - start, receipt.batch == batches - 1), content
+            last = receipt.batch == batches - 1
+            start, stop = layout.interval(receipt.batch, epoch) if last else whole
+            yield tagged(receipt, stop - start, last), content
         if count != batches:
             raise OrderError(f"epoch {epoch} ended after {count} of {batches} batches")
 
     def _ticket(self, epoch: int, batch: int) -> Ticket:
         layout, replica, replicas = self._layout, self._replica, self._replicas
-        begin = layout.interval(batch, epoch)[0]
         start, stop = layout.share(batch, replica, replicas, epoch)
         if layout.remainder == "straddle":
+            part = start - layout.interval(batch, epoch)[0]
             ids, epochs = spanned_ids(self._order, layout.spans(epoch, batch, replica, replicas))
-            return Ticket(epoch, batch, start - begin, tuple(ids.tolist()), 0, Pieces(tuple(epochs.tolist())))
+            return Ticket(epoch, batch, part, tuple(ids.tolist()), 0, Pieces(tuple(epochs.tolist())))
         wanted = wrapped_ids(self._order, epoch, start, stop)
         padded = layout.padded(epoch, batch, replica, replicas)
         if padded:  # what fills it up repeats the last sample; of the whole batch, if the share has none
             last = wanted[-1:] or wrapped_ids(self._order, epoch, layout.size - 1, layout.size)
             wanted += last * padded
-        return Ticket(epoch, batch, start - begin, wanted, padded)
+        return Ticket(epoch, batch, start - batch * layout.global_batch, wanted, padded)
 
 
 class MapLoader:
