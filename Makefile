@@ -30,7 +30,7 @@ help:
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet torch==$(TORCH)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[lightning,accelerate,s3,test,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[lightning,accelerate,s3,data,test,dev]'
 	touch $@
 
 setup: $(STAMP)

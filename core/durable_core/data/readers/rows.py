@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow as pa
 
 from durable_core.data.readers.base import Ids
 from durable_core.data.readers.registry import Format
@@ -47,7 +47,7 @@ def schema_text(schema: pa.Schema) -> str:
 
 def lengths_of(column: pa.Array | pa.ChunkedArray) -> Ids:
     """Elements of each list; tokens, when the column holds tokens."""
-    import pyarrow.compute as pc  # type: ignore[import-untyped]
+    import pyarrow.compute as pc
 
     return np.asarray(pc.fill_null(pc.list_value_length(column), 0), dtype=np.int64)
 
