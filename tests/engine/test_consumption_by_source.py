@@ -113,6 +113,7 @@ def test_a_drift_of_random_draws_is_noted_and_proves_nothing() -> None:
         ({"unit": "token"}, "units of tokens"),
         ({"exhaustion": "renormalize"}, "renormalized"),
         ({"changes": [[10, [1, 1]]]}, "weights changed"),
+        ({"updates": 1}, "weights changed"),
     ],
 )
 def test_shares_that_draws_do_not_tell_are_said_to_be_unjudged(

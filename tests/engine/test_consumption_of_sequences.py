@@ -196,3 +196,29 @@ def test_every_remainder_of_every_order(remainder: Remainder, name: str) -> None
 def test_an_ordered_sequence_is_its_order() -> None:
     order = FullPermutation(11, dataset_id="data", seed=3)
     check(consume(run(OrderedSequence(order), 12)))
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4), (4, 8)])
+def test_batches_of_another_size_after_a_restart(old: int, new: int) -> None:
+    """As when a step is accumulated from other batches: the order of samples goes on."""
+    order = FullPermutation(40, dataset_id="data", seed=3)
+    ids = [order.ids(epoch, 0, 40) for epoch in range(2)]
+
+    def at(size: int, samples: int) -> Cursor:
+        epoch, inside = divmod(samples, 40)
+        return Cursor("data", order.name, 3, epoch, inside // size, 40, size, "drop", samples)
+
+    def rows(size: int, begin: int, end: int) -> list[Row]:
+        return [
+            Row(begin // 8 + 1, epoch, inside // size, ids[epoch][inside : inside + size])
+            for epoch, inside in (divmod(k, 40) for k in range(begin, end, size))
+        ]
+
+    segments = [
+        Segment(0, -1, 0, {}, at(old, 0)),
+        Segment(1, 0, 3, {"dp0": rows(old, 0, 24)}, at(old, 24)),
+        Segment(2, 3, 9, {"dp0": rows(new, 24, 72)}, at(new, 72)),
+    ]
+    check(consume(segments))
+    lost = replace(segments[2], rows={"dp0": segments[2].rows["dp0"][1:]})
+    assert consume([*segments[:2], lost]).skipped == new

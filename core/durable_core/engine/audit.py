@@ -173,8 +173,11 @@ def positions(value: Any) -> Iterator[tuple[Cursor, Plan | None]]:
     if not isinstance(value, Mapping):
         return
     if "dataset_id" in value and "epoch" in value:
-        beside = ("source", "plan")  # the state of a source that has one, and what the sequence is
+        # the state of a source that has one, what the sequence is, and weights given to it since
+        beside = ("source", "plan", "updates")
         plan = value.get("plan")
+        if isinstance(plan, Mapping) and value.get("updates"):
+            plan = {**plan, "updates": value["updates"]}
         cursor = Cursor.from_dict({name: item for name, item in value.items() if name not in beside})
         yield cursor, plan if isinstance(plan, Mapping) else None
         return

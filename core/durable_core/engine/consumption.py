@@ -190,6 +190,10 @@ class _Walk:
     def _describe(self, cursor: Cursor, plan: Plan | None) -> None:
         if self._data is None or self._due is None or not _same(self._data, (cursor, plan)):
             self._due = due(cursor, plan, self._sequence)
+            was = None if self._data is None else self._data[0]
+            if was is not None and was.global_batch and was.global_batch != cursor.global_batch:
+                for epoch in self._open.values():  # a restart may go on with batches of another size
+                    epoch.rescale(was.global_batch, cursor.global_batch or 1)
             self._ids_checked = self._ids_checked and self._due.computes
             self._portions = Portions.of(plan, self._portions)
         self._data = (cursor, plan)

@@ -47,6 +47,8 @@ def due(cursor: Cursor, plan: Plan | None, sequence: Sequence | None = None) -> 
     order = None if layout is None else _order(cursor, plan)
     if layout is not None and order is not None:
         return Ordered(order, layout)
+    if plan is not None and plan.get("updates"):  # when they took effect is not in its description
+        return Numbered(layout, cursor.global_batch or 1)
     if sequence is None and plan is not None and layout is None:
         sequence = sequence_of(plan, cursor.seed)
     if sequence is not None and cursor.global_batch:

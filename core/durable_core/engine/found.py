@@ -97,6 +97,11 @@ class OpenEpoch:
         known = [range(gap.start, min(gap.stop, end)) for gap in self.gaps if gap.start < end]
         return [*known, range(self.next, end)] if self.next < end else known
 
+    def rescale(self, old: int, new: int) -> None:
+        """Batches are counted in ``new`` samples from here on, no longer in ``old``."""
+        self.next = self.next * old // new
+        self.gaps = [range(gap.start * old // new, gap.stop * old // new) for gap in self.gaps]
+
     def fill(self, batch: int) -> bool:
         """A batch came late. False: it had come before."""
         for i, gap in enumerate(self.gaps):

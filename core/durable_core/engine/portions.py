@@ -103,6 +103,7 @@ class Portions:
         mixture = mixture_of(plan)
         assert mixture is not None
         self._policy: Mapping[str, Any] = mixture
+        self._updated = bool(plan.get("updates"))
         self._sources = _sources(mixture)
         self._bases = np.array([source.base for source in self._sources], np.int64)
         self._pending: list[tuple[Ids, Ids | None]] = []
@@ -239,7 +240,7 @@ class Portions:
     def _not_judged(self) -> str:
         """Why draws alone do not tell whether the shares are right; empty if they do."""
         policy = self._policy
-        if self._changed or policy.get("changes"):
+        if self._changed or policy.get("changes") or self._updated:
             return "the weights changed during the run"
         if policy.get("exhaustion") == "renormalize":
             return "weights are renormalized when a source is exhausted"
