@@ -10,7 +10,7 @@ from cli_runs import BATCH, EPOCHS, SIZE, Durable
 
 from durable_core import DurableSession
 from durable_core.cli import output
-from durable_core.data import DurableLoader
+from durable_core.data import DurableLoader, Mixture
 from durable_core.data.order import make_order
 
 
@@ -76,3 +76,23 @@ def test_a_step_without_an_update_applied_nothing(tmp_path: Path, durable: Durab
     found = durable("audit", tmp_path / "run", "--explain", order(0)[0], "--json").document
     assert [use["applied"] for use in found["uses"]] == [False] and found["checkpoints"] == []
     assert "no update" in durable("audit", tmp_path / "run", "--explain", order(0)[0]).out
+
+
+def test_a_mixture_is_told_by_source(tmp_path: Path, durable: Durable) -> None:
+    sources = {"web": list(range(8)), "books": list(range(4))}
+    loader = DurableLoader(Mixture(sources, {"web": 2, "books": 1}), batch_size=3, seed=1)
+    with DurableSession.open(tmp_path / "run", state={"loader": loader}, every_n_steps=1) as session:
+        for _, _ in zip(range(4), loader, strict=False):
+            session.step()
+    found = durable("audit", tmp_path / "run", "--json")
+    assert found.code == 0 and found.document["ids_checked"]
+    assert found.document["by_source"] == {"web": 8, "books": 4}
+    table = durable("audit", tmp_path / "run").out
+    assert "web" in table and "due" in table and "exactly once" in table
+    by_name = durable("audit", tmp_path / "run", "--explain", "books:2", "--json").document
+    by_number = durable("audit", tmp_path / "run", "--explain", 8 + 2, "--json").document
+    assert by_name == by_number and (by_name["source"], by_name["id"]) == ("books", 2)
+    assert len(by_name["uses"]) == 1
+    for wrong in ("books:4", "films:0", 12):
+        missing = durable("audit", tmp_path / "run", "--explain", wrong, "--json")
+        assert missing.code == output.NOT_FOUND and "web:0 to 7" in missing.document["error"]["hint"]
