@@ -22,11 +22,13 @@ class Answers:
     def metrics(self) -> Metrics:
         """What reading has cost so far, summed over the workers; ``lead``: handed over and not trained.
 
-        ``wait`` is what the training loop waited for batches, ``fetch`` what each took where it was read
-        (not known of iterable datasets). The rest is what the dataset itself measures: a ``Metrics`` in
-        its attribute ``metrics``.
+        ``wait`` is what the training loop waited for batches, ``fetch`` what each took in its worker (not
+        known of iterable datasets); without workers they are the same. The rest is what the dataset itself
+        measures: a ``Metrics`` in its attribute ``metrics``.
         """
         self._metrics.lead = self._ledger.outstanding
+        if not self.num_workers:
+            self._metrics.fetch = self._metrics.wait
         return self._metrics
 
     @property

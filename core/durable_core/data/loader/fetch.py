@@ -9,7 +9,7 @@ from itertools import compress
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, Subset, get_worker_info
 
 from durable_core.clock import SystemClock
 from durable_core.data.loader.seeding import Seeder
@@ -20,7 +20,7 @@ from durable_core.errors import SkippedRecord, UnsupportedError
 
 Collate = Callable[[Any], Any]
 PAD_MASK = "pad_mask"
-_CLOCK = SystemClock()
+_now = SystemClock().monotonic
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Receipt:
     amounts: tuple[int, ...] | None = None
     empty: bool = False
     seconds: float = 0.0
-    """What fetching and collating took."""
+    """What fetching and collating took in a worker; without one, the training loop waits for it."""
     measured: Metrics | None = None
     """What the dataset measured since the last batch of this process."""
 
@@ -99,11 +99,12 @@ class MapFetcher(Dataset[Any]):
         self._measures = isinstance(getattr(dataset, "metrics", None), Metrics)
 
     def __getitem__(self, ticket: Ticket) -> tuple[Receipt, Any]:
-        begun = _CLOCK.monotonic()
+        begun = _now() if get_worker_info() is not None else 0.0
         if self._prefetch:
             self._dataset.prefetch(ticket.ids)
         receipt, content = self._seeder.run(lambda: self._batch(ticket))
-        receipt.seconds = _CLOCK.monotonic() - begun
+        if begun:
+            receipt.seconds = _now() - begun
         if self._measures:
             receipt.measured = self._dataset.metrics.take()
         return receipt, content

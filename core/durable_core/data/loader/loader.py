@@ -29,7 +29,7 @@ from durable_core.errors import OrderError, UnsupportedError, UsageError
 from durable_core.format.ledger import Row
 from durable_core.types import Promise
 
-_CLOCK = SystemClock()
+_now = SystemClock().monotonic
 
 
 class DurableLoader(Answers):
@@ -369,10 +369,10 @@ class DurableLoader(Answers):
             assert self._source is not None
             current.batches = self._source.open(*current.start, self._ledger.opening)
         current.fetching = True
-        begun = _CLOCK.monotonic()
+        begun = _now()
         with self._own_streams:
             delivered = next(current.batches, None)
-        self._metrics.wait.add(_CLOCK.monotonic() - begun)
+        self._metrics.wait.add(_now() - begun)
         current.fetching = False
         if delivered is None:
             current.ended = current.exhausted = True

@@ -142,7 +142,10 @@ class TorchStream:
         self._generator.set_state(state)
 
 
-def process_streams() -> tuple[Stream, ...]:
+Streams = tuple[Stream, Stream, Stream]
+
+
+def process_streams() -> Streams:
     """All three."""
     return PythonStream(), NumpyStream(), TorchStream()
 
@@ -150,30 +153,34 @@ def process_streams() -> tuple[Stream, ...]:
 class Watch:
     """Knows which of ``streams`` changed since ``mark``, and can put them back. Streams go by their place."""
 
-    def __init__(self, streams: Sequence[Stream]) -> None:
+    def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._peeks = [stream.peek for stream in streams]
-        self._seen: list[object] = [None] * len(streams)
-        self._saved_at, self._saved = list(self._seen), list(self._seen)
+        first, second, third = (stream.peek for stream in streams)
+        # Once or twice a batch, so without a loop.
+        self._peek: Callable[[], tuple[object, ...]] = lambda: (first(), second(), third())
+        self._seen: tuple[object, ...] = (None, None, None)
+        self._saved_at: tuple[object, ...] = self._seen
+        self._saved: list[Any] = [None, None, None]
 
     def mark(self, *, save: bool = False) -> None:
         """From here on; ``save``: and ``restore`` comes back to here (what is saved already stays)."""
-        self._seen = seen = [peek() for peek in self._peeks]
+        self._seen = seen = self._peek()
         if save and seen != self._saved_at:
             for place, stream in enumerate(self._streams):
                 if seen[place] != self._saved_at[place]:
-                    self._saved_at[place], self._saved[place] = seen[place], stream.save()
+                    self._saved[place] = stream.save()
+            self._saved_at = seen
 
     def changed(self, places: Sequence[int]) -> list[int]:
         """Those of ``places`` that were drawn from, seeded or restored since."""
-        now = [peek() for peek in self._peeks]
-        return [] if now == self._seen else [place for place in places if now[place] != self._seen[place]]
+        now, seen = self._peek(), self._seen
+        return [] if now == seen else [place for place in places if now[place] != seen[place]]
 
     def restore(self, places: Sequence[int]) -> None:
         """Put back those of ``places`` that changed since ``mark(save=True)``."""
         for place in self.changed(places):
             self._streams[place].restore(self._saved[place])
-            self._saved_at[place] = self._peeks[place]()  # a spare that is not valid may look different
+        self._saved_at = self._peek()  # a spare that is not valid may look different than before
 
 
 class Preserved:
