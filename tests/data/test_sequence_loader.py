@@ -226,6 +226,16 @@ def test_another_attribute_called_sequence_means_nothing() -> None:
     assert len(DurableLoader(Protein(9), 3, seed=5)) == 3
 
 
+def test_a_short_batch_ends_its_epoch_at_once_and_a_full_one_when_the_end_is_seen() -> None:
+    short, even = make(Walked(known=False)), make(Walked(per_epoch=16, known=False))
+    for loader, batches in ((short, 5), (even, 4)):
+        iterator = iter(loader)
+        for step in range(batches):
+            next(iterator)
+            loader.acknowledge(step=step)
+    assert [(loader.cursor.epoch, loader.cursor.batch) for loader in (short, even)] == [(1, 0), (0, 4)]
+
+
 def test_an_epoch_that_turns_out_empty_is_an_error() -> None:
     with pytest.raises(UsageError, match="3 samples do not fill one global batch of 4"):
         train(make(Walked(per_epoch=3, known=False), drop_last=True))
