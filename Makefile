@@ -9,6 +9,7 @@ TESTS  ?= tests
 KILLS  ?= 200
 FLIPS  ?= 1000
 SEEDS  ?= 20000
+MIXTURES ?= 1000000
 BENCH  ?=
 DEMO   ?=
 
@@ -19,12 +20,13 @@ TORCH   := $(shell sed -n 's/^torch==//p' constraints.txt)
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench torture simulate wheel-check clean clean-venv
+.PHONY: help setup demo test check bench bench-data torture simulate wheel-check clean clean-venv
 
 help:
 	@echo "make demo         train uninterrupted, with SIGKILLs, and over damage; compare the weights"
 	@echo "make test         the whole suite        make check        ruff, mypy --strict, layers"
 	@echo "make torture      SIGKILLs, lost tiers   make simulate     model check, 20,000 seeds, planted bugs"
+	@echo "make bench-data   what reading costs"
 	@echo "make bench        what saving costs      make wheel-check  build, install and import the wheel"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -49,11 +51,17 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(THREADS) $(BIN)/python tests/bench/bench.py $(BENCH)
 
+bench-data: $(STAMP)
+	for part in order packing readers loader_cost resume; do \
+		$(THREADS) $(BIN)/python -m tests.bench.$$part || exit 1; done
+
 torture: $(STAMP)
 	$(THREADS) $(BIN)/python -m tests.torture --kills $(KILLS)
 	$(THREADS) $(BIN)/python -m tests.torture.tiers --kills $(KILLS)
 	$(THREADS) $(BIN)/python -m tests.torture.bitflip --trials $(FLIPS)
 	$(THREADS) $(BIN)/python -m tests.torture.data
+	$(THREADS) $(BIN)/python -m tests.torture.mixture --configs $(MIXTURES)
+	$(THREADS) $(BIN)/python -m tests.torture.cache
 
 simulate: $(STAMP)
 	$(BIN)/python -m durable_core.testing.modelcheck

@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,14 @@ def hf_shuffle(size: int, workers: int) -> Figures:
 def mosaic_epoch(size: int, workers: int) -> Figures:
     """The order of one epoch, which every start and resume computes whole."""
     import numpy as np
+
+    home = Path(str(importlib.util.find_spec("streaming").submodule_search_locations[0]))  # type: ignore[union-attr, index]
+    for name, place in (("streaming", home), ("streaming.base", home / "base")):
+        bare = types.ModuleType(
+            name
+        )  # its own __init__ imports image libraries that the order has no use for
+        bare.__path__ = [str(place)]
+        sys.modules[name] = bare
     from streaming.base.partition.orig import get_partitions_orig
     from streaming.base.shuffle.py1e import get_shuffle_py1e
 
