@@ -351,6 +351,8 @@ def test_a_plain_loader_over_it_becomes_the_right_thing(replicas: int) -> None:
     loader = DurableLoader.from_dataloader(plain, seed=5, replica=0, replicas=replicas)
     assert [batch[: len(batch) // replicas] for batch in epochs(2)] == train(loader) + train(loader)
     assert loader.guarantees is Promise.BITWISE and len(loader) == 5
-    with pytest.warns(UserWarning, match="left out"):
-        odd = DataLoader(Walked(per_epoch=17), 2, collate_fn=listed)
-        assert len(DurableLoader.from_dataloader(odd, seed=5, replicas=2)) == 4
+    odd = DataLoader(Walked(per_epoch=17), 2, collate_fn=listed)
+    with pytest.raises(UnsupportedError, match="drop_last=True"):
+        DurableLoader.from_dataloader(odd, seed=5, replicas=2)
+    odd = DataLoader(Walked(per_epoch=17), 2, collate_fn=listed, drop_last=True)
+    assert len(DurableLoader.from_dataloader(odd, seed=5, replicas=2)) == 4

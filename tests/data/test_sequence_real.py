@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections import Counter
 from itertools import chain
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from data_samples import Drawing, interrupted, listed, train
 from sequence_samples import Tokens
+from torch.utils.data import DataLoader
 
 from durable_core.data import DurableLoader
 from durable_core.data.mixture import Mixture
@@ -232,6 +234,30 @@ def test_weights_of_a_mixture_change_where_declared() -> None:
     rows = loader.drain_rows()[2:]
     from_b = [int(((row.ids >= 13) & (row.ids < 20)).sum()) for row in rows]
     assert 0 < sum(from_b[:3]) < 5 and sum(from_b[4:]) == 0  # what was owed comes first
+
+
+@pytest.mark.parametrize("packing", [None, GREEDY])
+def test_a_mixture_without_end_may_be_shared_later_by_any_number(packing: Packing | None) -> None:
+    """Nobody has to say what becomes of a last batch that never comes."""
+    unit = "sample" if packing is None else "document"
+    options: dict[str, Any] = {"seed": 5, "packing": packing, "collate_fn": listed}
+    one = DurableLoader(documents(unit=unit), 4, **options)
+    train(one, 3)
+    two = DurableLoader(documents(unit=unit), 2, replica=1, replicas=2, **options)
+    two.load_state_dict(one.state_dict())
+    assert plain(train(two, 2)) == [batch[2:] for batch in plain(train(one, 2))]
+    with pytest.raises(UnsupportedError, match="drop_last=True"):
+        DurableLoader(documents(unit=unit, exhaustion="stop"), 2, replicas=2, **options)
+
+
+def test_a_plain_loader_over_a_mixture_without_end_needs_no_word_about_it() -> None:
+    given = DataLoader(mixture(epoch_size=None), 2, shuffle=True, collate_fn=listed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaders = [
+            DurableLoader.from_dataloader(given, seed=5, replica=r, replicas=n) for r, n in ((0, 1), (1, 2))
+        ]
+    assert [loader.cursor.remainder for loader in loaders] == ["short", "short"]
 
 
 # --- records left out ------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def arguments(
     if shuffle is None or batch_size is None:
         return {**common, "sampler": sampler, "drop_last": drop_last}
     if is_mixture(dataset):
-        return {**common, "shuffle": shuffle, "remainder": _mixed_remainder(dataset, common, drop_last)}
+        return {**common, "shuffle": shuffle, "drop_last": drop_last}  # its length is not that of an epoch
     drop_tail = isinstance(sampler, DistributedSampler) and sampler.drop_last
     remainder = _remainder(len(dataset), batch_size, place["replicas"], drop_last, drop_tail)
     return {**common, "shuffle": shuffle, "remainder": remainder}
@@ -127,22 +127,6 @@ def _remainder(size: int, batch_size: int, replicas: int, drop_last: bool, drop_
         stacklevel=4,
     )
     return "wrap"
-
-
-def _mixed_remainder(dataset: Any, common: dict[str, Any], drop_last: bool) -> Remainder:
-    """A mixture's epoch has as many samples as it says, which is not its length; or nobody knows."""
-    replicas = common["replicas"]
-    if drop_last or replicas == 1:
-        return "drop" if drop_last else "short"
-    samples = dataset.sequence(seed=0).batches(1)
-    if samples is not None and samples % (common["batch_size"] * replicas) % replicas == 0:
-        return "short"
-    warnings.warn(
-        f"if an epoch of the mixture ends with a batch that {replicas} replicas cannot share evenly, that is "
-        "left out; drop_last=True says so",
-        stacklevel=4,
-    )
-    return "drop"
 
 
 # --- checks that the constructor shares -----------------------------------------------------

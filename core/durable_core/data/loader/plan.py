@@ -13,7 +13,7 @@ from durable_core.data.cursor import Cursor, Layout, Remainder, class_name, leng
 from durable_core.data.loader.adopt import check_sampler, check_stream
 from durable_core.data.loader.planned import SequenceSource, Share, Weights, epoch_batches
 from durable_core.data.loader.seeding import SampleRngChoice
-from durable_core.data.loader.sequences import OrderChoice, make_map_order, make_sequence
+from durable_core.data.loader.sequences import OrderChoice, evenly, make_map_order, make_sequence
 from durable_core.data.loader.sources import MapSource, Reading, SamplerSource, Source
 from durable_core.data.loader.stream import StreamSource
 from durable_core.data.order import FULL_PERMUTATION, SEQUENTIAL, Order
@@ -199,14 +199,13 @@ def _sequence_plan(settings: Settings, sequence: Sequence) -> Plan:
             f"{sequence.name} cannot be looked up there",
             hint='use "drop", "short" or "pad"',
         )
-    if settings.remainder == "short" and settings.replicas > 1:
-        samples = sequence.batches(1)
-        if samples is None or samples % settings.global_batch % settings.replicas:
-            raise UnsupportedError(
-                f"the last batch of an epoch of {sequence.name} may be one that {settings.replicas} replicas "
-                "cannot share evenly",
-                hint='drop_last=True leaves it out, remainder="pad" fills it up',
-            )
+    shared = settings.replicas > 1 and settings.remainder == "short"
+    if shared and not evenly(sequence, settings.global_batch, settings.replicas):
+        raise UnsupportedError(
+            f"the last batch of an epoch of {sequence.name} may be one that {settings.replicas} replicas "
+            "cannot share evenly",
+            hint='drop_last=True leaves it out, remainder="pad" fills it up',
+        )
     batches = epoch_batches(sequence, settings.global_batch, settings.remainder)
     if batches == 0:
         raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,21 @@ def is_mixture(dataset: Any) -> bool:
     if not callable(make) or isinstance(make, type):
         return False
     return {"seed", "packing", "order"} <= set(inspect.signature(make).parameters)
+
+
+def evenly(sequence: Sequence, global_batch: int, replicas: int) -> bool:
+    """Whether every batch, the last of an epoch too, is known to be one that replicas can share evenly."""
+    samples = sequence.batches(1)
+    if samples is None:
+        return _endless(sequence.description)
+    return samples % global_batch % replicas == 0
+
+
+def _endless(description: Mapping[str, Any]) -> bool:
+    """Whether it is a mixture that begins its sources again for ever, or packs of one."""
+    if "inner" in description:
+        return _endless(description["inner"])
+    return description.get("exhaustion") == "repeat" and description.get("epoch_size", 0) is None
 
 
 def make_sequence(
