@@ -29,8 +29,8 @@ class Tag:
 
     ``samples`` counts over all replicas, as planned: also those left out (``skipped``) by declaration;
     ``last`` says the epoch ends with it; ``state`` is the source's own state after it, for sources that
-    have one. ``amounts``: the tokens used of each id, where not all were. ``seconds`` it took to fetch
-    (0: not known), and what was ``measured`` meanwhile.
+    have one. ``amounts``, ``epochs`` and ``lengths``, for each id, and ``skipped_epochs``: see ``Row``.
+    ``seconds`` it took to fetch (0: not known), and what was ``measured`` meanwhile.
     """
 
     epoch: int
@@ -44,6 +44,9 @@ class Tag:
     skipped: tuple[int, ...] = ()
     seconds: float = 0.0
     measured: Metrics | None = None
+    epochs: Ids | None = None
+    lengths: Ids | None = None
+    skipped_epochs: tuple[int, ...] | None = None
 
 
 class Ledger:
@@ -172,11 +175,13 @@ class Ledger:
             self._add_departure(step)
         self._last_step = step
         flags = tag.flags | RowFlag.NO_UPDATE if no_update else tag.flags
-        self._rows.append(Row(step, tag.epoch, tag.batch, tag.ids, flags, tag.amounts))
+        row = Row(step, tag.epoch, tag.batch, tag.ids, flags, tag.amounts, tag.epochs, tag.lengths)
+        self._rows.append(row)
         if tag.skipped:
             left_out = np.array(tag.skipped, dtype=np.int64)
             flags = RowFlag.SKIPPED | RowFlag.NO_UPDATE if no_update else RowFlag.SKIPPED
-            self._rows.append(Row(step, tag.epoch, tag.batch, left_out, flags))
+            drawn = None if tag.skipped_epochs is None else np.array(tag.skipped_epochs, dtype=np.int64)
+            self._rows.append(Row(step, tag.epoch, tag.batch, left_out, flags, epochs=drawn))
         self._due = _after(tag)
         self._state = self._state_after(tag)
         self._acknowledged += 1

@@ -23,6 +23,7 @@ VERSION = 1
 
 Ids = npt.NDArray[np.int64]
 _COLUMNS = ("step", "epoch", "batch", "flags", "count")
+_OPTIONAL = ("amounts", "epochs", "lengths")  # one value for each id, where a row has them
 _I64 = np.dtype("<i8")
 
 
@@ -42,8 +43,11 @@ class Row:
 
     ``step`` is the optimizer step it went into (several batches under accumulation), ``epoch`` and
     ``batch`` its place in the data, ``ids`` (int64, shape [pieces]) the records in order: one for each
-    sample, or several where samples are packed. ``amounts`` (int64, shape [pieces], not negative): the
-    tokens of each that were used; None where whole records were.
+    sample, or several where samples are packed.
+
+    Int64 [pieces], not negative, or None: ``amounts``, the tokens of each that were used (None: whole
+    records were); ``lengths``, the tokens that all pieces of its record have together; ``epochs``, which
+    epoch of its source each was drawn in, or with replacement the ordinal of its draw (None: ``epoch``).
     """
 
     step: int
@@ -52,6 +56,8 @@ class Row:
     ids: Ids
     flags: RowFlag = RowFlag.NONE
     amounts: Ids | None = None
+    epochs: Ids | None = None
+    lengths: Ids | None = None
 
     @property
     def no_update(self) -> bool:
@@ -69,7 +75,8 @@ class Row:
 def encode_segment(rows: Sequence[Row]) -> bytes:
     """One safetensors object of I64 columns (one value a row, ``count`` ids each) and ``ids`` [pieces].
 
-    ``amounts`` [pieces] is there only if a row has any; -1 stands for rows that have none.
+    ``amounts``, ``epochs`` and ``lengths`` [pieces] are there only if a row has any; -1 stands for rows
+    that have none.
     """
     arrays: dict[str, npt.NDArray[np.int64]] = {
         "step": _column([row.step for row in rows]),
@@ -79,8 +86,9 @@ def encode_segment(rows: Sequence[Row]) -> bytes:
         "count": _column([len(row.ids) for row in rows]),
         "ids": np.concatenate([_ids(row) for row in rows]) if rows else _column([]),
     }
-    if any(row.amounts is not None for row in rows):
-        arrays["amounts"] = np.concatenate([_amounts(row) for row in rows])
+    for name in _OPTIONAL:
+        if any(getattr(row, name) is not None for row in rows):
+            arrays[name] = np.concatenate([_beside(row, name) for row in rows])
     header, begins = shard.layout([(name, "I64", a.shape, a.nbytes) for name, a in arrays.items()], align=64)
     sizes = [array.nbytes for array in arrays.values()]
     parts = [array.tobytes() for array in arrays.values()]
@@ -90,7 +98,7 @@ def encode_segment(rows: Sequence[Row]) -> bytes:
 def decode_segment(data: bytes, *, key: str) -> tuple[Row, ...]:
     """The rows of a segment; ``FormatError`` naming ``key`` for anything else."""
     entries = {entry.name: entry for entry in shard.parse_header(data, len(data), key=key)}
-    if set(entries) - {"amounts"} != {*_COLUMNS, "ids"}:
+    if set(entries) - set(_OPTIONAL) != {*_COLUMNS, "ids"}:
         raise FormatError(key, f"columns {sorted(entries)}")
     arrays: dict[str, Ids] = {}
     for name, entry in entries.items():
@@ -105,23 +113,27 @@ def decode_segment(data: bytes, *, key: str) -> tuple[Row, ...]:
         raise FormatError(key, f"{len(arrays['ids'])} ids for rows of {sum(counts)}")
     ends = np.cumsum(arrays["count"])[:-1]
     ids = np.split(arrays["ids"], ends) if counts else []
-    amounts = _split_amounts(arrays, ends, key) if counts and "amounts" in arrays else [None] * len(counts)
+    beside = (_split(name, arrays, ends, len(counts), key) for name in _OPTIONAL)
     plain = (arrays[name].tolist() for name in ("step", "epoch", "batch", "flags"))
     return tuple(
-        Row(step, epoch, batch, part, RowFlag(flags), amount)
-        for step, epoch, batch, flags, part, amount in zip(*plain, ids, amounts, strict=True)
+        Row(step, epoch, batch, part, RowFlag(flags), amounts, epochs, lengths)
+        for step, epoch, batch, flags, part, amounts, epochs, lengths in zip(
+            *plain, ids, *beside, strict=True
+        )
     )
 
 
-def _split_amounts(arrays: Mapping[str, Ids], ends: Ids, key: str) -> list[Ids | None]:
-    """One array a row; None where it has none, or no ids to have amounts of."""
-    if len(arrays["amounts"]) != len(arrays["ids"]):
-        raise FormatError(key, f"{len(arrays['amounts'])} amounts for {len(arrays['ids'])} ids")
+def _split(name: str, arrays: Mapping[str, Ids], ends: Ids, rows: int, key: str) -> list[Ids | None]:
+    """One array a row; None where it has none, or no ids to have values of."""
+    if not rows or name not in arrays:
+        return [None] * rows
+    if len(arrays[name]) != len(arrays["ids"]):
+        raise FormatError(key, f"{len(arrays[name])} {name} for {len(arrays['ids'])} ids")
     found: list[Ids | None] = []
-    for part in np.split(arrays["amounts"], ends):
+    for part in np.split(arrays[name], ends):
         absent = part == -1
         if (part < -1).any() or (absent.any() and not absent.all()):
-            raise FormatError(key, "negative amounts, or a row with amounts for some of its ids")
+            raise FormatError(key, f"negative {name}, or a row with {name} for some of its ids")
         found.append(None if absent.all() else part)
     return found
 
@@ -191,15 +203,14 @@ def _ids(row: Row) -> Ids:
     return _vector(row, "ids", row.ids)
 
 
-def _amounts(row: Row) -> Ids:
-    if row.amounts is None:
+def _beside(row: Row, name: str) -> Ids:
+    given: Ids | None = getattr(row, name)
+    if given is None:
         return np.full(len(row.ids), -1, _I64)
-    amounts = _vector(row, "amounts", row.amounts)
-    if len(amounts) != len(row.ids) or (amounts < 0).any():
-        raise UsageError(
-            f"batch {row.batch}: {len(amounts)} amounts for {len(row.ids)} ids, or negative ones"
-        )
-    return amounts
+    values = _vector(row, name, given)
+    if len(values) != len(row.ids) or (values < 0).any():
+        raise UsageError(f"batch {row.batch}: {len(values)} {name} for {len(row.ids)} ids, or negative ones")
+    return values
 
 
 def _vector(row: Row, name: str, values: Ids) -> Ids:

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Subset, get_worker_info
 from durable_core.clock import SystemClock
 from durable_core.data.loader.seeding import Seeder
 from durable_core.data.packing import Packing
-from durable_core.data.packing.rows import Piece, Row, assemble
+from durable_core.data.packing.rows import Piece, Row, assemble, record_length
 from durable_core.data.physical.metrics import Metrics
 from durable_core.errors import SkippedRecord, UnsupportedError
 
@@ -57,7 +57,9 @@ class Ticket:
 class Receipt:
     """Says which ids were really asked of the dataset, for which batch, and came (``skipped``: did not).
 
-    What fills a batch up is not among them. ``amounts``: tokens used of each id, of packs only.
+    What fills a batch up is not among them. Of packs only: ``amounts``, the tokens used of each id, and
+    ``lengths``, those of its record when it is packed whole. ``epochs`` of its source that each was asked
+    for in, and ``skipped_epochs``: None where all were asked for in ``epoch``.
     """
 
     epoch: int
@@ -71,6 +73,9 @@ class Receipt:
     """What fetching and collating took in a worker; without one, the training loop waits for it."""
     measured: Metrics | None = None
     """What the dataset measured since the last batch of this process."""
+    epochs: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] | None = None
+    skipped_epochs: tuple[int, ...] | None = None
 
 
 class MapFetcher(Dataset[Any]):
@@ -126,17 +131,21 @@ class MapFetcher(Dataset[Any]):
         samples, complete = self._records(ticket)
         trained = len(ticket.ids) - ticket.padded
         ids = ticket.ids if not ticket.padded else ticket.ids[:trained]
+        epochs = None if ticket.pieces is None else ticket.pieces.epochs[:trained]
         if complete:
-            return Receipt(ticket.epoch, ticket.batch, ids, (), ticket.padded), samples
+            return Receipt(ticket.epoch, ticket.batch, ids, (), ticket.padded, epochs=epochs), samples
         came = [not isinstance(sample, SkippedRecord) for sample in samples]
         kept = list(compress(samples, came))
+        lost = [not there for there in came]
         receipt = Receipt(
             ticket.epoch,
             ticket.batch,
             tuple(compress(ids, came)),
-            tuple(compress(ids, (not there for there in came))),
+            tuple(compress(ids, lost)),
             padded=sum(came[trained:]),
             empty=not kept,
+            epochs=None if epochs is None else tuple(compress(epochs, came)),
+            skipped_epochs=None if epochs is None else tuple(compress(epochs, lost)),
         )
         return receipt, kept
 
@@ -179,16 +188,25 @@ class MapFetcher(Dataset[Any]):
                 padded += number >= trained
         count = packs[trained]  # of the pieces that are trained; what fills up repeats some
         kept = [p for p in range(count) if came[p]]
+        lost = list(dict.fromkeys(wanted[p] for p in range(count) if not came[p]))
         receipt = Receipt(
             ticket.epoch,
             ticket.batch,
             tuple(ticket.ids[p] for p in kept),
-            tuple(dict.fromkeys(ticket.ids[p] for p in range(count) if not came[p])),
+            tuple(index for index, _ in lost),
             padded,
             tuple(pieces.ends[p] - pieces.begins[p] for p in kept),
             empty=not samples,
+            epochs=tuple(pieces.epochs[p] for p in kept),
+            lengths=tuple(self._packed_length(records[wanted[p]]) for p in kept),
+            skipped_epochs=tuple(epoch for _, epoch in lost),
         )
         return receipt, samples
+
+    def _packed_length(self, record: Any) -> int:
+        """Tokens of all pieces of it together: counted in what came, not looked up."""
+        assert self._packing is not None
+        return self._packing.packed(record_length(record))
 
     def _piece(self, record: Any, index: int, pieces: Pieces, place: int) -> Piece:
         lengths = getattr(self._dataset, "lengths", None)

@@ -169,6 +169,9 @@ def tagged(receipt: Receipt, samples: int, last: bool, state: Any = None) -> Tag
         receipt.skipped,
         receipt.seconds,
         receipt.measured,
+        None if receipt.epochs is None else np.array(receipt.epochs, dtype=np.int64),
+        None if receipt.lengths is None else np.array(receipt.lengths, dtype=np.int64),
+        receipt.skipped_epochs,
     )
 
 

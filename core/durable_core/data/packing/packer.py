@@ -10,6 +10,9 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from durable_core.data.packing.policy import Packing
 from durable_core.errors import FormatError, UsageError
 
@@ -17,6 +20,15 @@ Pack = list[int]
 """Four integers a piece: id, epoch, begin, end. [begin, end) are tokens of the document with its
 end-of-text token, if the packing appends one."""
 FIELDS = 4
+
+
+def residue(state: Mapping[str, Any]) -> npt.NDArray[np.int64]:
+    """What ``Packer.state`` says is offered and not yet out: int64 [pieces, 4], as in ``Pack``.
+
+    A document that is yet to be cut counts as one piece.
+    """
+    pieces = [value for pack in state["open"] for value in pack]
+    return np.array([*pieces, *(state["document"] or ())], dtype=np.int64).reshape(-1, FIELDS)
 
 
 class Packer:
@@ -60,16 +72,14 @@ class Packer:
                 "the packer still has a document, or was flushed", hint="pop until it gives None"
             )
         packing = self.packing
-        tokens = packing.tokens(length)
+        tokens = packing.packed(length)
         if length < 0:
             raise UsageError(f"document {document} has {length} tokens")
-        if tokens > packing.length and packing.on_long != "split":
-            if packing.on_long == "error":
-                raise UsageError(
-                    f"document {document} has {tokens} tokens, more than a pack of {packing.length}",
-                    hint="on_long='split' or 'truncate' packs it",
-                )
-            tokens = packing.length
+        if tokens > packing.length and packing.on_long == "error":
+            raise UsageError(
+                f"document {document} has {tokens} tokens, more than a pack of {packing.length}",
+                hint="on_long='split' or 'truncate' packs it",
+            )
         self._document = [document, epoch, 0, tokens]
 
     def flush(self) -> None:

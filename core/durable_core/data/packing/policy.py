@@ -118,6 +118,11 @@ class Packing:
         """Tokens that a document of ``length`` takes in packs: with its end-of-text token."""
         return length + (self.eos_id is not None)
 
+    def packed(self, length: int) -> int:
+        """Tokens that come into packs of a document of ``length``: less than all of them if it is truncated."""
+        tokens = self.tokens(length)
+        return tokens if self.split or self.on_long != "truncate" else min(tokens, self.length)
+
 
 def _check_integer(name: str, value: Any, least: int | None) -> None:
     if type(value) is not int or (least is not None and value < least):
