@@ -199,6 +199,20 @@ def test_a_state_that_is_only_read_needs_always() -> None:
     assert found[0] != wanted and found[1] == wanted
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_a_draw_that_comes_round_to_the_same_position_is_seen(rounds: int) -> None:
+    """A whole turn is 624 words: 312 doubles, or 624 floats of torch's."""
+    draws: list[tuple[Stream, Callable[[], Any]]] = [
+        (PythonStream(), lambda: random.getrandbits(624 * 32 * rounds)),
+        (NumpyStream(), lambda: np.random.random_sample(312 * rounds)),
+        (TorchStream(), lambda: torch.rand(624 * rounds)),
+    ]
+    for stream, draw in draws:
+        before = stream.peek()
+        draw()
+        assert stream.peek() != before
+
+
 def test_streams_swapped_by_the_user_are_noticed() -> None:
     module: Any = np.random
     before = module.get_bit_generator()
