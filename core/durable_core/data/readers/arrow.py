@@ -14,18 +14,16 @@ import pyarrow as pa
 
 from durable_core.data.readers.base import DECODE_ERRORS, File, Held, ObjectIndex, ObjectReader, Record
 from durable_core.data.readers.lines import duplicate
-from durable_core.data.readers.registry import Format
+from durable_core.data.readers.registry import Columns, Stored
 from durable_core.data.readers.rows import Rows, check_facts, chosen, lengths_of, schema_text
 from durable_core.errors import FormatError
 
 _MAGIC = b"ARROW1"
 
 
-def index(
-    file: File, how: Format, *, companion: File | None, tokens: str | None, key: str | None
-) -> ObjectIndex:
-    schema, batches = _batches(file)
-    check_facts(file.name, schema, how, tokens, key)
+def index(stored: Stored, tokens: str | None, key: str | None) -> ObjectIndex:
+    schema, batches = _batches(stored.file)
+    check_facts(stored.file.name, schema, stored.how, tokens, key)
     records = sum(batch.num_rows for batch in batches)
     lengths = None
     if tokens is not None:
@@ -34,21 +32,13 @@ def index(
     if key is not None:
         keys = tuple(str(value) for batch in batches for value in batch.column(key).to_pylist())
         if len(set(keys)) != records:
-            raise duplicate(file.name, keys)
+            raise duplicate(stored.file.name, keys)
     rule = "ordinal" if key is None else f"key:{key}"
     return ObjectIndex(records, lengths, rule, schema_text(schema), keys)
 
 
-def reader(
-    file: File,
-    how: Format,
-    index: ObjectIndex,
-    *,
-    columns: Sequence[str] | None,
-    companion: File | None,
-    held: Held,
-) -> ObjectReader:
-    return ArrowReader(file, columns)
+def reader(stored: Stored, index: ObjectIndex, columns: Columns, held: Held) -> ObjectReader:
+    return ArrowReader(stored.file, columns)
 
 
 class ArrowReader(ObjectReader):

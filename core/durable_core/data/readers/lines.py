@@ -13,43 +13,33 @@ import numpy as np
 
 from durable_core.data.readers.base import DECODE_ERRORS, File, Held, Ids, ObjectIndex, ObjectReader, Record
 from durable_core.data.readers.frames import Scan, Source, source
-from durable_core.data.readers.registry import Format
+from durable_core.data.readers.registry import Columns, Format, Stored
 from durable_core.errors import FormatError, RecordError, UsageError
 
 Decode = Callable[[bytes], Record]
 
 
-def index(
-    file: File, how: Format, *, companion: File | None, tokens: str | None, key: str | None
-) -> ObjectIndex:
-    unit = _unit(how)
-    if how.kind != "jsonl" and (tokens or key):
-        raise UsageError(f"{file.name}: {how.kind} has no columns, so no {tokens or key!r}")
-    scan = Scan(file, how.compression)
-    facts = _Facts(file.name, tokens, key)
+def index(stored: Stored, tokens: str | None, key: str | None) -> ObjectIndex:
+    unit = _unit(stored.how)
+    if stored.how.kind != "jsonl" and (tokens or key):
+        raise UsageError(f"{stored.file.name}: {stored.how.kind} has no columns, so no {tokens or key!r}")
+    scan = Scan(stored.file, stored.how.compression)
+    facts = _Facts(stored.file.name, tokens, key)
     offsets = _whole(scan) if unit == "file" else _offsets(facts.watch(scan), paragraphs=unit == "paragraphs")
-    tables = {"offsets": offsets} | ({"frames": scan.table} if how.compression else {})
+    tables = {"offsets": offsets} | ({"frames": scan.table} if stored.how.compression else {})
     lengths, keys = facts.told(len(offsets) - 1)
     rule = "ordinal" if key is None else f"key:{key}"
-    return ObjectIndex(len(offsets) - 1, lengths, rule, f"{how.kind}:{unit}", keys, tables)
+    return ObjectIndex(len(offsets) - 1, lengths, rule, f"{stored.how.kind}:{unit}", keys, tables)
 
 
-def reader(
-    file: File,
-    how: Format,
-    index: ObjectIndex,
-    *,
-    columns: Sequence[str] | None,
-    companion: File | None,
-    held: Held,
-) -> ObjectReader:
-    if columns is not None and how.kind != "jsonl":
-        raise UsageError(f"{file.name}: {how.kind} has no columns")
+def reader(stored: Stored, index: ObjectIndex, columns: Columns, held: Held) -> ObjectReader:
+    if columns is not None and stored.how.kind != "jsonl":
+        raise UsageError(f"{stored.file.name}: {stored.how.kind} has no columns")
     offsets = index.tables.get("offsets")
     if offsets is None:
-        offsets = _again(file, how)
-    bytes_ = source(file, how.compression, index.tables.get("frames"), held)
-    return Stretches(file.name, bytes_, offsets, _decode(how, columns))
+        offsets = _again(stored.file, stored.how)
+    bytes_ = source(stored.file, stored.how.compression, index.tables.get("frames"), held)
+    return Stretches(stored.file.name, bytes_, offsets, _decode(stored.how, columns))
 
 
 class Stretches(ObjectReader):

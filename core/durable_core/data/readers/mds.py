@@ -20,7 +20,7 @@ import numpy as np
 from durable_core.data.readers.base import DECODE_ERRORS, File, Held, ObjectIndex, ObjectReader, Record
 from durable_core.data.readers.frames import Source, source, whole
 from durable_core.data.readers.lines import duplicate
-from durable_core.data.readers.registry import Format
+from durable_core.data.readers.registry import Columns, Stored
 from durable_core.errors import FormatError, UnsupportedError
 
 Decode = Callable[[bytes], Any]
@@ -45,13 +45,14 @@ _SCALARS = (
 )
 
 
-def index(
-    file: File, how: Format, *, companion: File | None, tokens: str | None, key: str | None
-) -> ObjectIndex:
+def index(stored: Stored, tokens: str | None, key: str | None) -> ObjectIndex:
     held = Held()
-    tables = {"frames": whole(file, how.compression)} if how.compression else {}
+    file, compression = stored.file, stored.how.compression
+    tables = {"frames": whole(file, compression)} if compression else {}
     columns = [column for column in (tokens, key) if column is not None]
-    shard = MdsReader(file, source(file, how.compression, tables.get("frames"), held), columns)
+    shard = MdsReader(
+        stored.file, source(stored.file, stored.how.compression, tables.get("frames"), held), columns
+    )
     try:
         records = shard.read(range(len(shard))) if columns else []
     finally:
@@ -59,21 +60,15 @@ def index(
     lengths = np.array([len(record[tokens]) for record in records], dtype=np.int64) if tokens else None
     keys = tuple(str(record[key]) for record in records) if key else None
     if keys is not None and len(set(keys)) != len(keys):
-        raise duplicate(file.name, keys)
+        raise duplicate(stored.file.name, keys)
     rule = "ordinal" if key is None else f"key:{key}"
     return ObjectIndex(len(shard), lengths, rule, shard.schema, keys, tables)
 
 
-def reader(
-    file: File,
-    how: Format,
-    index: ObjectIndex,
-    *,
-    columns: Sequence[str] | None,
-    companion: File | None,
-    held: Held,
-) -> ObjectReader:
-    return MdsReader(file, source(file, how.compression, index.tables.get("frames"), held), columns)
+def reader(stored: Stored, index: ObjectIndex, columns: Columns, held: Held) -> ObjectReader:
+    return MdsReader(
+        stored.file, source(stored.file, stored.how.compression, index.tables.get("frames"), held), columns
+    )
 
 
 class MdsReader(ObjectReader):

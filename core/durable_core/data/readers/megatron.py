@@ -8,14 +8,13 @@ documents u64 = d, lengths i32 [n] in tokens, begins i64 [n] in bytes, documents
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from durable_core.data.readers.base import File, Held, ObjectIndex, ObjectReader, Ranges, Record
-from durable_core.data.readers.registry import Format
+from durable_core.data.readers.registry import Columns, Stored
 from durable_core.errors import FormatError, UsageError
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -23,28 +22,18 @@ _HEAD = struct.Struct("<9sQBQQ")
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 
 
-def index(
-    file: File, how: Format, *, companion: File | None, tokens: str | None, key: str | None
-) -> ObjectIndex:
+def index(stored: Stored, tokens: str | None, key: str | None) -> ObjectIndex:
     if key is not None:
-        raise UsageError(f"{file.name}: {how.kind} has no keys")
-    dtype, lengths, begins = _read(file)
-    _check_ends(file, _paired(file, companion), dtype, lengths, begins)
+        raise UsageError(f"{stored.file.name}: {stored.how.kind} has no keys")
+    dtype, lengths, begins = _read(stored.file)
+    _check_ends(stored.file, _paired(stored.file, stored.companion), dtype, lengths, begins)
     return ObjectIndex(len(lengths), lengths.astype(np.int64), schema=f"tokens: {dtype.name}")
 
 
-def reader(
-    file: File,
-    how: Format,
-    index: ObjectIndex,
-    *,
-    columns: Sequence[str] | None,
-    companion: File | None,
-    held: Held,
-) -> ObjectReader:
+def reader(stored: Stored, index: ObjectIndex, columns: Columns, held: Held) -> ObjectReader:
     if columns is not None:
-        raise UsageError(f"{file.name}: {how.kind} has no columns")
-    return MegatronReader(file, _paired(file, companion))
+        raise UsageError(f"{stored.file.name}: {stored.how.kind} has no columns")
+    return MegatronReader(stored.file, _paired(stored.file, stored.companion))
 
 
 class MegatronReader(ObjectReader):

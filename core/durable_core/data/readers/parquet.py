@@ -16,44 +16,34 @@ import pyarrow.parquet as pq
 
 from durable_core.data.readers.base import DECODE_ERRORS, File, Held, ObjectIndex, ObjectReader, Record
 from durable_core.data.readers.lines import duplicate
-from durable_core.data.readers.registry import Format
+from durable_core.data.readers.registry import Columns, Stored
 from durable_core.data.readers.rows import Rows, check_facts, chosen, lengths_of, schema_text
 from durable_core.errors import FormatError, RecordError
 
 
-def index(
-    file: File, how: Format, *, companion: File | None, tokens: str | None, key: str | None
-) -> ObjectIndex:
-    parquet = _open(file)
+def index(stored: Stored, tokens: str | None, key: str | None) -> ObjectIndex:
+    parquet = _open(stored.file)
     try:
         schema = parquet.schema_arrow
-        wanted = check_facts(file.name, schema, how, tokens, key)
+        wanted = check_facts(stored.file.name, schema, stored.how, tokens, key)
         lengths, keys = None, None
         if wanted:
             table = parquet.read(columns=wanted)
             lengths = None if tokens is None else lengths_of(table[tokens])
             keys = None if key is None else tuple(str(value) for value in table[key].to_pylist())
     except (*DECODE_ERRORS, OSError) as error:
-        raise _broken(file.name, error) from error
+        raise _broken(stored.file.name, error) from error
     finally:
         parquet.close()
     records = parquet.metadata.num_rows
     if keys is not None and len(set(keys)) != records:
-        raise duplicate(file.name, keys)
+        raise duplicate(stored.file.name, keys)
     rule = "ordinal" if key is None else f"key:{key}"
     return ObjectIndex(records, lengths, rule, schema_text(schema), keys)
 
 
-def reader(
-    file: File,
-    how: Format,
-    index: ObjectIndex,
-    *,
-    columns: Sequence[str] | None,
-    companion: File | None,
-    held: Held,
-) -> ObjectReader:
-    return ParquetReader(file, columns, held)
+def reader(stored: Stored, index: ObjectIndex, columns: Columns, held: Held) -> ObjectReader:
+    return ParquetReader(stored.file, columns, held)
 
 
 class ParquetReader(ObjectReader):

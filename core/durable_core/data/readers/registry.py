@@ -31,7 +31,7 @@ import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from durable_core.data.readers.base import File, Held, ObjectIndex, ObjectReader
 from durable_core.errors import FormatError, UnsupportedError, UsageError
@@ -71,23 +71,24 @@ class Format:
         return int(text)
 
 
+class Stored(NamedTuple):
+    """An object and how to read it; ``companion``: see ``companion_of``."""
+
+    file: File
+    how: Format
+    companion: File | None
+
+
+Columns = Sequence[str] | None
+"""Only these of each record; None: all."""
+
+
 class Module(Protocol):
     """What a module of this package provides for a kind."""
 
-    def index(
-        self, file: File, how: Format, *, companion: File | None, tokens: str | None, key: str | None
-    ) -> ObjectIndex: ...
+    def index(self, stored: Stored, tokens: str | None, key: str | None) -> ObjectIndex: ...
 
-    def reader(
-        self,
-        file: File,
-        how: Format,
-        index: ObjectIndex,
-        *,
-        columns: Sequence[str] | None,
-        companion: File | None,
-        held: Held,
-    ) -> ObjectReader: ...
+    def reader(self, stored: Stored, index: ObjectIndex, columns: Columns, held: Held) -> ObjectReader: ...
 
 
 #: kind -> (module, the compressions it reads, the most arguments it takes)
@@ -177,7 +178,7 @@ def index_object(
     if name is not None and name != file.name:
         file = copy.copy(file)
         file.name = name
-    return module_of(how.kind).index(file, how, companion=companion, tokens=tokens, key=key)
+    return module_of(how.kind).index(Stored(file, how, companion), tokens, key)
 
 
 def open_object(
@@ -194,13 +195,12 @@ def open_object(
     ``index``: from ``index_object``; without it, it is made first. ``held``: where decoded row groups and
     frames are kept (default: this reader's own). Close the reader in the process that opened it.
     """
-    how = parse(format)
-    module = module_of(how.kind)
+    stored = Stored(file, parse(format), companion)
+    module = module_of(stored.how.kind)
     if index is None:
-        index = module.index(file, how, companion=companion, tokens=None, key=None)
+        index = module.index(stored, None, None)
     chosen = None if columns is None else tuple(columns)
-    kept = Held() if held is None else held
-    opened = module.reader(file, how, index, columns=chosen, companion=companion, held=kept)
+    opened = module.reader(stored, index, chosen, Held() if held is None else held)
     if len(opened) != index.records:
         opened.close()
         raise FormatError(file.name, f"{len(opened)} records where its index says {index.records}")

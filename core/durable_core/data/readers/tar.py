@@ -16,35 +16,25 @@ from numpy.typing import NDArray
 
 from durable_core.data.readers.base import File, Held, ObjectIndex, ObjectReader, Ranges, Record
 from durable_core.data.readers.lines import duplicate
-from durable_core.data.readers.registry import Format
+from durable_core.data.readers.registry import Columns, Stored
 from durable_core.errors import FormatError, UsageError
 
 Tables = dict[str, NDArray[Any]]
 
 
-def index(
-    file: File, how: Format, *, companion: File | None, tokens: str | None, key: str | None
-) -> ObjectIndex:
+def index(stored: Stored, tokens: str | None, key: str | None) -> ObjectIndex:
     if tokens is not None or key not in (None, "__key__"):
-        raise UsageError(f"{file.name}: a tar has no column {tokens or key!r}, only __key__")
-    tables = _tables(file)
+        raise UsageError(f"{stored.file.name}: a tar has no column {tokens or key!r}, only __key__")
+    tables = _tables(stored.file)
     keys = tuple(_texts(tables["keys"]))
     if len(set(keys)) != len(keys):
-        raise duplicate(file.name, keys)
+        raise duplicate(stored.file.name, keys)
     # Suffixes may be missing in any sample, and so in all of a shard: they are no schema.
     return ObjectIndex(len(keys), None, "key:__key__", "__key__: str; suffix: bytes", keys, tables)
 
 
-def reader(
-    file: File,
-    how: Format,
-    index: ObjectIndex,
-    *,
-    columns: Sequence[str] | None,
-    companion: File | None,
-    held: Held,
-) -> ObjectReader:
-    return TarReader(file, dict(index.tables) or _tables(file), columns)
+def reader(stored: Stored, index: ObjectIndex, columns: Columns, held: Held) -> ObjectReader:
+    return TarReader(stored.file, dict(index.tables) or _tables(stored.file), columns)
 
 
 class TarReader(ObjectReader):

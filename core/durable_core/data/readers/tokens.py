@@ -24,7 +24,7 @@ from durable_core.data.readers.base import (
     Ranges,
     Record,
 )
-from durable_core.data.readers.registry import Format
+from durable_core.data.readers.registry import Columns, Format, Stored
 from durable_core.errors import FormatError, UnsupportedError, UsageError
 
 #: safetensors' names of what numpy has too
@@ -61,43 +61,33 @@ class Array:
         return f"{self.dtype.name}{list(self.row)}"
 
 
-def index(
-    file: File, how: Format, *, companion: File | None, tokens: str | None, key: str | None
-) -> ObjectIndex:
+def index(stored: Stored, tokens: str | None, key: str | None) -> ObjectIndex:
     if key is not None:
-        raise UsageError(f"{file.name}: {how.kind} has no keys")
-    arrays = _arrays(file, how)
-    records = _records(file.name, arrays)
-    counted = arrays.get(tokens or "") if how.kind == "safetensors" else arrays[""]
+        raise UsageError(f"{stored.file.name}: {stored.how.kind} has no keys")
+    arrays = _arrays(stored.file, stored.how)
+    records = _records(stored.file.name, arrays)
+    counted = arrays.get(tokens or "") if stored.how.kind == "safetensors" else arrays[""]
     lengths = None
     if counted is not None and counted.row:
         lengths = np.full(records, counted.width, dtype=np.int64)
         if records:
             lengths[-1] = counted.total - (records - 1) * counted.width
     elif tokens is not None:
-        raise FormatError(file.name, f"no rows of tokens in {tokens!r}")
+        raise FormatError(stored.file.name, f"no rows of tokens in {tokens!r}")
     schema = "; ".join(f"{name}: {array.text()}" for name, array in sorted(arrays.items()))
     return ObjectIndex(records, lengths, schema=schema)
 
 
-def reader(
-    file: File,
-    how: Format,
-    index: ObjectIndex,
-    *,
-    columns: Sequence[str] | None,
-    companion: File | None,
-    held: Held,
-) -> ObjectReader:
-    arrays = _arrays(file, how)
-    if how.kind != "safetensors":
+def reader(stored: Stored, index: ObjectIndex, columns: Columns, held: Held) -> ObjectReader:
+    arrays = _arrays(stored.file, stored.how)
+    if stored.how.kind != "safetensors":
         if columns is not None:
-            raise UsageError(f"{file.name}: {how.kind} has no columns")
-        return ArrayReader(file, arrays[""])
+            raise UsageError(f"{stored.file.name}: {stored.how.kind} has no columns")
+        return ArrayReader(stored.file, arrays[""])
     missing = [column for column in columns or () if column not in arrays]
     if missing:
-        raise FormatError(file.name, f"no tensor {missing[0]!r}; it has {', '.join(sorted(arrays))}")
-    return TensorsReader(file, {name: arrays[name] for name in columns or arrays})
+        raise FormatError(stored.file.name, f"no tensor {missing[0]!r}; it has {', '.join(sorted(arrays))}")
+    return TensorsReader(stored.file, {name: arrays[name] for name in columns or arrays})
 
 
 class ArrayReader(ObjectReader):
