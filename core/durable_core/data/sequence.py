@@ -87,3 +87,11 @@ class OrderedSequence:
         end = min(begin + count, self.order.size)
         ids = self.order.ids(epoch, begin, end)
         return Batch(ids, np.full(len(ids), epoch, dtype=np.int64)), {"epoch": epoch, "position": end}
+
+
+def epoch_batches(sequence: Sequence, global_batch: int, *, drop: bool) -> int | None:
+    """Batches in an epoch, the last one dropped if it is not full; None when only the end will tell."""
+    batches, samples = sequence.batches(global_batch), sequence.batches(1)
+    if batches is None or samples is None or not drop:
+        return batches
+    return samples // global_batch

@@ -11,7 +11,7 @@ from durable_core.data.cursor import Cursor
 from durable_core.data.layout import Layout
 from durable_core.data.order import Ids, Order, make_order, order_from, spanned_ids
 from durable_core.data.rebuild import sequence_of
-from durable_core.data.sequence import Batch, Sequence, State
+from durable_core.data.sequence import Batch, Sequence, State, epoch_batches
 from durable_core.errors import UnsupportedError
 
 AT_ONCE = 64  # batches
@@ -116,11 +116,12 @@ class Sequenced:
     def __init__(self, sequence: Sequence, global_batch: int, *, drop: bool) -> None:
         self.carries = sequence.carries and sequence.description.get("exhaustion") != "renormalize"
         self._sequence, self._global_batch, self._drop = sequence, global_batch, drop
-        self._known = sequence.batches(global_batch)
+        self._known = epoch_batches(sequence, global_batch, drop=drop)
         self._at_once = 1 if changes_weights(sequence.description) else AT_ONCE
         self._epoch, self._next = 0, 0
         self._ahead = _Ahead(sequence.start(0), 0)
         self._left: int | None = None
+        self._dropped = False
 
     def batch(self, epoch: int, batch: int) -> Batch | None:
         self._enter(epoch)
@@ -160,7 +161,7 @@ class Sequenced:
                 before = self._state()
             self._epoch = self._epoch + 1 if self._sequence.carries else epoch
             self._ahead = _Ahead(self._sequence.start(self._epoch, before), 0)
-            self._next, self._left = 0, None
+            self._next, self._left, self._dropped = 0, None, False
 
     def _run_out(self) -> None:
         for _ in range(MAX_AHEAD):
@@ -181,18 +182,19 @@ class Sequenced:
             begin = 0
         assert ahead.taken is not None
         count = min(size, len(ahead.taken) - begin)
-        if count <= 0 or (self._drop and count < size):
+        self._dropped = self._drop and 0 < count < size
+        if count <= 0 or self._dropped:
             return None
         self._next += 1
         return cut(ahead.taken, begin, begin + count)
 
     def _state(self) -> State:
-        """After the batches that were asked for."""
+        """After the batches that were asked for, and a last one that was dropped."""
         ahead = self._ahead
         if ahead.taken is None:
             return ahead.before
         done = (self._next - ahead.first) * self._global_batch
-        if done >= len(ahead.taken):
+        if self._dropped or done > len(ahead.taken) or (done == len(ahead.taken) and not ahead.last):
             return ahead.after
         return self._sequence.take(ahead.before, done)[1] if done else ahead.before
 

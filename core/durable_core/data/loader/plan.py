@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from durable_core.data.cursor import Cursor, Layout, Remainder, class_name, length
 from durable_core.data.loader.adopt import check_sampler, check_stream
-from durable_core.data.loader.planned import SequenceSource, Share, Weights, epoch_batches
+from durable_core.data.loader.planned import SequenceSource, Share, Weights
 from durable_core.data.loader.seeding import SampleRngChoice
 from durable_core.data.loader.sequences import OrderChoice, evenly, make_map_order, make_sequence
 from durable_core.data.loader.sources import MapSource, Reading, SamplerSource, Source
@@ -19,7 +19,7 @@ from durable_core.data.loader.stream import StreamSource
 from durable_core.data.order import FULL_PERMUTATION, SEQUENTIAL, Order
 from durable_core.data.packing import Packing
 from durable_core.data.rng import SampleSeeds
-from durable_core.data.sequence import Sequence
+from durable_core.data.sequence import Sequence, epoch_batches
 from durable_core.errors import UnsupportedError, UsageError
 from durable_core.types import Promise
 
@@ -206,7 +206,7 @@ def _sequence_plan(settings: Settings, sequence: Sequence) -> Plan:
             "cannot share evenly",
             hint='drop_last=True leaves it out, remainder="pad" fills it up',
         )
-    batches = epoch_batches(sequence, settings.global_batch, settings.remainder)
+    batches = epoch_batches(sequence, settings.global_batch, drop=settings.remainder == "drop")
     if batches == 0:
         raise UsageError(
             f"an epoch of {sequence.name} does not fill one global batch of {settings.global_batch}",

@@ -21,7 +21,7 @@ from durable_core.data.loader.sources import MapLoader, Reading, tagged
 from durable_core.data.order import Ids
 from durable_core.data.packing import Packing
 from durable_core.data.rng import SampleSeeds
-from durable_core.data.sequence import Batch, Sequence, State
+from durable_core.data.sequence import Batch, Sequence, State, epoch_batches
 from durable_core.errors import DurableError, UnsupportedError, UsageError
 
 Weights = Mapping[str, Any]
@@ -60,6 +60,10 @@ class Share:
         return _ticket(epoch, batch, first, taken, samples, padded)
 
 
+_Planned = tuple[int, bool, State]
+"""Samples of a batch, whether it is the last of its epoch, and the state after it."""
+
+
 class SequenceSource:
     """A sequence read by anyone: its state is all that a restart needs, its batches are everyone's.
 
@@ -78,12 +82,12 @@ class SequenceSource:
         packing: Packing | None = None,
         updates: Mapping[int, Weights] | None = None,
     ) -> None:
-        self.batches = epoch_batches(sequence, share.global_batch, share.remainder)
+        self.batches = epoch_batches(sequence, share.global_batch, drop=share.remainder == "drop")
         self.issued = 0
         """Batches since the run began that have been planned: new weights cannot reach them any more."""
         self._sequence, self._share = sequence, share
         self._updates: Mapping[int, Weights] = {} if updates is None else updates
-        self._planned: deque[tuple[int, bool, State]] = deque()
+        self._planned: deque[_Planned] = deque()
         self._refused: DurableError | None = None
         self._loader = MapLoader(dataset, reading, seeds, packing)
 
@@ -102,35 +106,39 @@ class SequenceSource:
             now = self._sequence.start(epoch, now)
         elif now is None:
             raise UsageError(f"no state was recorded for batch {batch} of {self._sequence.name}")
-        whole = self._share.global_batch
+        whole, drops = self._share.global_batch, self._share.remainder == "drop"
+        held: tuple[Ticket, _Planned] | None = None
         for k in range(batch, sys.maxsize if self.batches is None else self.batches):
             try:
                 if number in self._updates:
                     now = reweighted(self._sequence, now, number, self._updates[number])
                 taken, now = self._sequence.take(now, whole)
-                if not len(taken) or (len(taken) < whole and self._share.remainder == "drop"):
+                if not len(taken) or (len(taken) < whole and drops):
                     _check_not_empty(epoch, k, len(taken), whole)
-                    return
+                    if held is not None:
+                        held = held[0], _before_tail(held[1], len(taken), number, now)
+                    break
                 ticket = self._share.ticket(epoch, k, taken)
             except DurableError as error:
                 self._refused = error
-                return
+                break
             number += 1
             self.issued = number
+            if held is not None:
+                yield self._issue(*held)
             last = len(taken) < whole or k + 1 == self.batches
-            self._planned.append((len(taken), last, {"batches": number, "sequence": now}))
-            yield ticket
+            held = ticket, (len(taken), last, {"batches": number, "sequence": now})
+            if last or not drops:  # else only the next one says whether it is the last
+                yield self._issue(*held)
+                held = None
             if last:
                 return
+        if held is not None:
+            yield self._issue(*held)
 
-
-def epoch_batches(sequence: Sequence, global_batch: int, remainder: Remainder) -> int | None:
-    """Batches in an epoch, as the remainder is used or left out; None when only the end will tell."""
-    batches = sequence.batches(global_batch)
-    samples = sequence.batches(1)
-    if batches is None or samples is None or remainder != "drop":
-        return batches
-    return samples // global_batch
+    def _issue(self, ticket: Ticket, planned: _Planned) -> Ticket:
+        self._planned.append(planned)
+        return ticket
 
 
 def reweighted(sequence: Sequence, state: State, batch: int, weights: Weights) -> State:
@@ -145,6 +153,15 @@ def reweighted(sequence: Sequence, state: State, batch: int, weights: Weights) -
         )
     changed: State = change(state, batch, weights)
     return changed
+
+
+def _before_tail(planned: _Planned, tail: int, number: int, after: State) -> _Planned:
+    """The last full batch, ``tail`` samples that are dropped after it.
+
+    The next epoch begins after those: before them, a source that they exhaust would never count as spent.
+    The sequence has counted them as a batch.
+    """
+    return planned[0], True, {"batches": number + 1, "sequence": after} if tail else planned[2]
 
 
 def _check_not_empty(epoch: int, batch: int, count: int, whole: int) -> None:

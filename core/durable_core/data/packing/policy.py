@@ -119,7 +119,7 @@ class Packing:
         return length + (self.eos_id is not None)
 
     def packed(self, length: int) -> int:
-        """Tokens that come into packs of a document of ``length``: less than all of them if it is truncated."""
+        """Tokens that come into packs of a document of ``length``: fewer if it is truncated."""
         tokens = self.tokens(length)
         return tokens if self.split or self.on_long != "truncate" else min(tokens, self.length)
 
