@@ -11,7 +11,7 @@ from mixed_runs import BASES, GLOBAL, Pattern, cursor, described, edited, lineag
 from durable_core.data.cursor import Cursor
 from durable_core.data.sequence import Batch, State
 from durable_core.engine.consumption import Consumption, Segment, consume
-from durable_core.engine.portions import quota_bound
+from durable_core.engine.shares import quota_bound
 from durable_core.format.ledger import Row, RowFlag
 
 

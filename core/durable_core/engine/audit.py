@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from durable_core.commit.state import CheckpointInfo
 from durable_core.data.cursor import Cursor
@@ -154,22 +154,33 @@ def _checked(reader: Reader, key: str, digest: str) -> bytes:
     return data
 
 
-def position_of(reader: Reader, info: CheckpointInfo, notes: list[str]) -> tuple[Cursor | None, Plan | None]:
-    """Cursor and plan committed with a checkpoint; ``None`` where its manifest is gone or has none."""
+class Position(NamedTuple):
+    """What a checkpoint says of the data: the cursor, the description of its sequence, and its state."""
+
+    cursor: Cursor | None
+    plan: Plan | None
+    state: Any
+
+
+UNKNOWN = Position(None, None, None)
+
+
+def position_of(reader: Reader, info: CheckpointInfo, notes: list[str]) -> Position:
+    """What was committed with a checkpoint; ``UNKNOWN`` where its manifest is gone or has nothing."""
     if info.state is CheckpointState.RETIRED:
-        return None, None
+        return UNKNOWN
     try:
         found = tuple(positions(reader.manifest(info).cursor))
     except (CorruptError, ObjectNotFoundError) as error:
         notes.append(f"the cursor of c{info.c} is not known: {error.message}")
-        return None, None
+        return UNKNOWN
     if len(found) > 1:
         notes.append(f"c{info.c} has {len(found)} cursors; only the first is checked")
-    return found[0] if found else (None, None)
+    return found[0] if found else UNKNOWN
 
 
-def positions(value: Any) -> Iterator[tuple[Cursor, Plan | None]]:
-    """Every cursor inside the manifest's cursor value, and the plan beside it: one, or one a loader."""
+def positions(value: Any) -> Iterator[Position]:
+    """Every position inside the manifest's cursor value: one, or one a loader."""
     if not isinstance(value, Mapping):
         return
     if "dataset_id" in value and "epoch" in value:
@@ -179,7 +190,9 @@ def positions(value: Any) -> Iterator[tuple[Cursor, Plan | None]]:
         if isinstance(plan, Mapping) and value.get("updates"):
             plan = {**plan, "updates": value["updates"]}
         cursor = Cursor.from_dict({name: item for name, item in value.items() if name not in beside})
-        yield cursor, plan if isinstance(plan, Mapping) else None
+        source = value.get("source")
+        state = source.get("state") if isinstance(source, Mapping) else None
+        yield Position(cursor, plan if isinstance(plan, Mapping) else None, state)
         return
     for inner in value.values():
         yield from positions(inner)

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from durable_core.data.cursor import Cursor
 from durable_core.data.order import Ids
 from durable_core.data.sequence import Sequence as DataSequence
 from durable_core.engine.due import Due, Plan, due
-from durable_core.engine.found import Found, OpenEpoch, difference, listed, runs_of
-from durable_core.engine.portions import Portions, SourceCount
+from durable_core.engine.found import Found, OpenEpoch, difference, joined, listed, runs_of
+from durable_core.engine.portions import End, Portions
+from durable_core.engine.sources import SourceCount
 from durable_core.format.ledger import Row
 
 MAX_FINDINGS = 100
@@ -32,8 +34,8 @@ class Segment:
     """What was consumed on the way to checkpoint ``c``: by steps in ``(after, through]``.
 
     ``rows``: role -> its rows, oldest first; gone through once. ``cursor``: the position committed with
-    ``c``, and ``plan`` the description of its sequence, if it has one; ``None`` when the manifest that
-    holds them is retired.
+    ``c``; ``plan`` the description of its sequence, if it has one, and ``state`` that one's state. ``None``
+    when the manifest that holds them is retired.
     """
 
     c: int
@@ -42,6 +44,7 @@ class Segment:
     rows: Mapping[str, Sequence[Row]]
     cursor: Cursor | None
     plan: Plan | None = None
+    state: Any = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,7 @@ class _Walk:
         self._next = 0  # the first epoch not settled yet
         self._first_batch: dict[int, int] = {}  # where an epoch begins on a lineage that starts inside it
         self._left: int | None = None  # the epoch last left by declaration
+        self._left_early: set[int] = set()  # all of those
         self._jumped: set[int] = set()  # epochs between one left by declaration and the one begun next
         self._data: tuple[Cursor, Plan | None] | None = None
         self._due: Due | None = None
@@ -144,6 +148,7 @@ class _Walk:
         self._base = 0  # samples consumed before this lineage begins
         self._ids_checked = True
         self._silent: list[Segment] = []
+        self._end: End | None = None
 
     def take(self, segment: Segment, cursor: Cursor, plan: Plan | None) -> None:
         start, batches = segment.cursor, self._sorted_out(segment)
@@ -159,6 +164,7 @@ class _Walk:
             self._portions.flush()
         if segment.cursor is not None:
             self._check_cursor(segment.c, segment.cursor)
+        self._end = End(cursor, segment.state, known=segment.cursor is not None and not self._base)
 
     def finish(self) -> Consumption:
         sources: tuple[SourceCount, ...] = ()
@@ -168,17 +174,22 @@ class _Walk:
             self._settle_until(cursor.epoch)
             for number in sorted({*self._open, *([cursor.epoch] if cursor.batch else [])}):
                 self._settle(number, cursor)
-        if self._portions is not None:
-            sources, wrong = self._portions.judge(notes, computed=self._ids_checked)
-            for detail, count, kind in wrong:
-                self._find(kind, None, None, count, detail)
         repeated = sum(epoch.repeated for epoch in self._epochs)
         skipped = sum(epoch.skipped for epoch in self._epochs) + self._epochs_lost
+        if self._portions is not None and self._end is not None:
+            ended = sum(epoch.closed for epoch in self._epochs) - len(self._left_early)
+            end = replace(self._end, left=frozenset(self._left_early), ended=ended)
+            sources, wrong = self._portions.judge(notes, end, computed=self._ids_checked)
+            for detail, count, kind in wrong:
+                self._find(kind, None, None, count, detail)
+            repeated = repeated or sum(source.repeated for source in sources)
+            skipped = skipped or sum(source.skipped for source in sources)
+            sources = sources if self._portions.mixed else ()
         return Consumption(
             samples=self._samples,
             pieces=self._pieces,
-            repeated=repeated or sum(source.repeated for source in sources),
-            skipped=skipped or sum(source.skipped for source in sources),
+            repeated=repeated,
+            skipped=skipped,
             epochs=tuple(self._epochs),
             findings=tuple(self._findings),
             ids_checked=self._ids_checked and self._samples > 0,
@@ -195,7 +206,7 @@ class _Walk:
                 for epoch in self._open.values():  # a restart may go on with batches of another size
                     epoch.rescale(was.global_batch, cursor.global_batch or 1)
             self._ids_checked = self._ids_checked and self._due.computes
-            self._portions = Portions.of(plan, self._portions)
+            self._portions = Portions.of(plan, cursor, self._portions)
         self._data = (cursor, plan)
 
     # --- one segment ---------------------------------------------------------------------------
@@ -236,9 +247,10 @@ class _Walk:
             epoch.samples += len(row.ids)
             self._samples += len(row.ids)
             if self._portions is not None:
-                self._portions.add(row.ids, row.amounts)
+                self._portions.add(joined([row]))
         if found.leaves:
             epoch.left_at, self._left = batch, number
+            self._left_early.add(number)
             self._now.leave(number, batch)
 
     @property
@@ -250,8 +262,8 @@ class _Walk:
         return OpenEpoch(number, next=self._first_batch.get(number, 0))
 
     def _compare(self, epoch: OpenEpoch, batch: int, found: Found) -> None:
-        ids, amounts = found.joined()
-        left_out = found.ids_left_out
+        pieces = found.joined()
+        ids = pieces.ids
         samples, as_due, expected = len(ids), False, None
         if batch < epoch.next:
             late = epoch.fill(batch)  # what was due is among the wanted already
@@ -261,7 +273,7 @@ class _Walk:
             self._jump(epoch, batch)
             expected = self._now.batch(epoch.number, batch)
             epoch.next = batch + 1
-            if amounts is not None:  # the rows name pieces
+            if pieces.amounts is not None:  # the rows name pieces
                 samples = (
                     self._now.samples(epoch.number, batch, batch + 1) if expected is None else len(expected)
                 )
@@ -270,11 +282,11 @@ class _Walk:
                 epoch.moved.append(batch)
                 epoch.got.append(ids)
                 epoch.wanted += [] if expected is None else [expected.ids]
-        epoch.left_out += len(left_out)
+        epoch.left_out += pieces.left_out
         epoch.samples += samples
         self._samples += samples
         if self._portions is not None:
-            self._portions.add(ids, amounts, left_out, expected if as_due else None)
+            self._portions.add(pieces, expected if as_due else None)
 
     def _jump(self, epoch: OpenEpoch, batch: int) -> None:
         """Batches from ``epoch.next`` on have no row (yet)."""

@@ -10,11 +10,11 @@ import numpy as np
 
 from durable_core.commit.state import CheckpointInfo
 from durable_core.data.cursor import Cursor
-from durable_core.engine.audit import LazyRows, lineage_of, position_of
+from durable_core.engine.audit import UNKNOWN, LazyRows, lineage_of, position_of
 from durable_core.engine.consumption import role_order
 from durable_core.engine.due import Plan
 from durable_core.engine.inspect import Reader
-from durable_core.engine.portions import places_of
+from durable_core.engine.sources import places_of
 from durable_core.errors import NotFoundError
 from durable_core.format.ledger import Row, RowFlag
 
@@ -67,7 +67,8 @@ def explain(reader: Reader, sample: int | str, c: int | None = None) -> Explanat
     ``audit`` raises for a damaged ledger.
     """
     infos = lineage_of(reader, c)
-    cursor, plan = next(filter(_known, (position_of(reader, info, []) for info in reversed(infos))), _NOTHING)
+    known = (position_of(reader, info, []) for info in reversed(infos))
+    cursor, plan, _ = next((position for position in known if position.cursor is not None), UNKNOWN)
     source, local, wanted = _find(str(sample), cursor, plan)
     uses = [use for info in infos for use in _uses(info, LazyRows(reader, info), wanted)]
     trained = [use.step for use in uses if use.applied]
@@ -80,13 +81,6 @@ def explain(reader: Reader, sample: int | str, c: int | None = None) -> Explanat
         head=infos[-1].c if infos else None,
         step=infos[-1].step if infos else 0,
     )
-
-
-_NOTHING: tuple[Cursor | None, Plan | None] = (None, None)
-
-
-def _known(position: tuple[Cursor | None, Plan | None]) -> bool:
-    return position[0] is not None
 
 
 def _find(sample: str, cursor: Cursor | None, plan: Plan | None) -> tuple[str | None, int, int]:

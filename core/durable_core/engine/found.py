@@ -9,10 +9,43 @@ import numpy as np
 
 from durable_core.data.order import Ids
 from durable_core.data.sequence import Batch
+from durable_core.engine.drawn import LEFT_OUT, NONE
 from durable_core.engine.due import amounts_of
 from durable_core.format.ledger import Row, RowFlag
 
-NONE: Ids = np.empty(0, np.int64)
+
+@dataclass(frozen=True)
+class Pieces:
+    """Of one batch: ``ids``, the last ``left_out`` of them by declaration; beside them as in ``Row``.
+
+    ``lengths`` of what was left out are ``LEFT_OUT``. None where a row does not say.
+    """
+
+    ids: Ids
+    left_out: int = 0
+    amounts: Ids | None = None
+    epochs: Ids | None = None
+    lengths: Ids | None = None
+
+
+def joined(parts: Sequence[Row], left_out: Sequence[Row] = ()) -> Pieces:
+    """The pieces of several rows."""
+    rows = [*parts, *left_out]
+    ids = rows[0].ids if len(rows) == 1 else np.concatenate([NONE, *(row.ids for row in rows)])
+    lost, epochs = sum(len(row.ids) for row in left_out), column([row.epochs for row in rows])
+    if all(row.amounts is None for row in parts):
+        return Pieces(ids, lost, epochs=epochs)
+    given = [np.zeros(len(row.ids), np.int64) if row.amounts is None else row.amounts for row in rows]
+    lengths = column([row.lengths for row in parts])
+    if lengths is not None:
+        lengths = np.append(lengths, np.full(lost, LEFT_OUT))
+    return Pieces(ids, lost, np.concatenate(given), epochs, lengths)
+
+
+def column(parts: Sequence[Ids | None]) -> Ids | None:
+    """All of them one after the other; None if any is not there."""
+    there = [part for part in parts if part is not None]
+    return np.concatenate([NONE, *there]) if len(there) == len(parts) else None
 
 
 @dataclass
@@ -48,17 +81,12 @@ class Found:
     def ids_left_out(self) -> Ids:
         return np.concatenate([NONE, *(row.ids for row in self.left_out)])
 
-    def joined(self) -> tuple[Ids, Ids | None]:
-        """All ids, those left out last, and the tokens of each where documents are packed."""
-        rows = [*self.parts, *self.left_out]
-        ids = rows[0].ids if len(rows) == 1 else np.concatenate([row.ids for row in rows])
-        if all(row.amounts is None for row in rows):
-            return ids, None
-        given = ((row.amounts, len(row.ids)) for row in rows)
-        return ids, np.concatenate([np.zeros(n, np.int64) if a is None else a for a, n in given])
+    def joined(self) -> Pieces:
+        """All that came, and what was left out last."""
+        return joined(self.parts, self.left_out)
 
     def is_as(self, expected: Batch) -> bool:
-        """The ids in order, and the tokens of each; what was left out is missing in its place."""
+        """The ids in order, and tokens and epoch of each; what was left out is missing in its place."""
         delivered = np.concatenate([NONE, *(row.ids for row in self.parts)])
         kept = np.ones(len(expected.ids), bool)
         for i in self.ids_left_out.tolist():
@@ -68,11 +96,12 @@ class Found:
                 return False
         if not np.array_equal(delivered, expected.ids[kept]):
             return False
-        amounts = [row.amounts for row in self.parts if row.amounts is not None]
         tokens = amounts_of(expected)
-        if tokens is None or len(amounts) < len(self.parts):
-            return True
-        return np.array_equal(np.concatenate([NONE, *amounts]), tokens[kept])
+        amounts = column([row.amounts for row in self.parts])
+        epochs = column([row.epochs for row in self.parts])
+        if epochs is not None and not np.array_equal(epochs, expected.epochs[kept]):
+            return False
+        return tokens is None or amounts is None or np.array_equal(amounts, tokens[kept])
 
 
 @dataclass

@@ -81,9 +81,7 @@ class Performer:
             return value
 
     def with_source(self, source: ShardSource) -> Performer:
-        return Performer(
-            self.tier, self.clock, source=source, read_only=self.read_only, landing=self.landing
-        )
+        return Performer(self.tier, self.clock, source=source, read_only=self.read_only, landing=self.landing)
 
     def at_home(self) -> Performer:
         """The same, with shards written to ``tier`` itself."""

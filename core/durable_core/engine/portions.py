@@ -1,112 +1,87 @@
-"""L4. What each source of a mixture gave, counted from the ledger and held against the declared policy.
+"""L4. What each source gave, counted from the ledger and held against the declared policy.
 
-Pure arithmetic on ids in the order in which they were consumed. It needs no dataset and does not know how
-the mixture draws: that every record of a source comes once before any comes twice, and that the shares are
+Arithmetic on ids in the order in which they were consumed. It needs no dataset and does not know how a
+mixture draws: that every record of a source comes once before any comes twice, and that the shares are
 those declared, is checked on its own, beside the comparison with the sequence computed again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from durable_core.data.cursor import Cursor
 from durable_core.data.order import Ids
 from durable_core.data.sequence import Batch
+from durable_core.data.standing import Standing, standings
+from durable_core.engine.drawn import Fault
 from durable_core.engine.due import Plan
+from durable_core.engine.found import Pieces
+from durable_core.engine.shares import ALARM, SLACK, Debts, Windows, quota_bound
+from durable_core.engine.sources import Source, SourceCount, drawn_from, mixture_of, sources_of
 
-_NONE: Ids = np.empty(0, np.int64)
-_SLACK = 1e-6  # of rounding, in draws: |debt| is computed in floating point
 _WINDOW = 1000  # draws, where none is declared
-_ALARM = 4.0  # standard deviations: one in 16,000 windows by chance
-
-
-@dataclass(frozen=True)
-class SourceCount:
-    """One source. ``draws``: its records, each time they came; pieces of them where documents are packed and
-    the sequence cannot be computed. ``tokens``: None where the ledger has no amounts. ``epochs``: complete
-    ones. ``left_out`` of the draws by declaration (those records did not decode). ``due``: its share of all
-    draws; None if not declared. ``repeated`` and ``skipped``: more and less often than due."""
-
-    name: str
-    dataset_id: str
-    size: int
-    draws: int
-    tokens: int | None
-    epochs: int
-    repeated: int
-    skipped: int
-    left_out: int
-    due: float | None
-
 
 Wrong = tuple[str, int, str]
 """(detail, samples, kind of finding)."""
 
 
+@dataclass(frozen=True)
+class End:
+    """Where the lineage ends. ``state``: the sequence's, committed with ``cursor``; ``known``: whether both
+    are, and the lineage begins at the beginning. ``left``: epochs left by declaration; ``ended``: epochs
+    that ended otherwise."""
+
+    cursor: Cursor
+    state: Any = None
+    known: bool = False
+    left: frozenset[int] = frozenset()
+    ended: int = 0
+
+
 @dataclass
-class _Source:
-    """``open``: epoch -> what came of it; where nobody says which epoch a draw belongs to, all is in 0."""
+class _Told:
+    """Batches not counted yet. ``epochs`` None: nobody knows them."""
 
-    name: str
-    dataset_id: str
-    base: int
-    size: int
-    once: bool
-    weight: float | None
-    draws: int = 0
-    tokens: int = 0
-    epochs: int = 0
-    repeated: int = 0
-    skipped: int = 0
-    left_out: int = 0
-    open: dict[int, Ids] = field(default_factory=dict)
+    ids: list[Ids] = field(default_factory=list)
+    epochs: list[Ids | None] = field(default_factory=list)
+    amounts: list[Ids] = field(default_factory=list)
+    lengths: list[Ids] = field(default_factory=list)
 
-    def take(self, ids: Ids) -> None:
-        """Draws of one epoch after the other: each is over when ``size`` have come."""
-        drawn = np.concatenate([self.open.pop(0, _NONE), ids])
-        while len(drawn) >= self.size:
-            counts = np.bincount(drawn[: self.size], minlength=self.size)
-            self.repeated += int((counts[counts > 1] - 1).sum())
-            self.skipped += int((counts == 0).sum())
-            self.epochs += 1
-            drawn = drawn[self.size :]
-        self.open[0] = drawn
-
-    def take_of(self, epoch: int, ids: Ids) -> None:
-        """Draws of an epoch of it; one that is complete is forgotten."""
-        drawn = np.concatenate([self.open.pop(epoch, _NONE), ids])
-        if len(drawn) < self.size:
-            self.open[epoch] = drawn
-            return
-        self.repeated += len(drawn) - len(np.unique(drawn))
-        self.epochs += 1
-
-    def open_repeats(self) -> int:
-        """Of the epochs that are not complete."""
-        return sum(len(ids) - len(np.unique(ids)) for ids in self.open.values())
+    def add(self, pieces: Pieces, expected: Batch | None) -> None:
+        ids, epochs, amounts, lengths = pieces.ids, pieces.epochs, pieces.amounts, pieces.lengths
+        if epochs is None or (amounts is not None and lengths is None):  # as segments were once written
+            ids, epochs = (ids, None) if expected is None else _whole(expected)
+            amounts = lengths = None
+        ones = np.ones(len(ids), np.int64)
+        self.ids.append(ids)
+        self.epochs.append(epochs)
+        self.amounts.append(ones if amounts is None or lengths is None else amounts)
+        self.lengths.append(ones if amounts is None or lengths is None else lengths)
 
 
 class Portions:
     """Counts by source. ``add`` batches in logical order, ``judge`` at the end.
 
-    Whoever can compute the sequence says to which epoch of its source a draw belongs, and ``blame``s what
-    differed from it. Otherwise a source has to give all its records before any of them again, which holds
-    for sources that are repeated, and not for those that begin anew with others.
+    The ledger says to which epoch of its source a draw belongs, or whoever can compute the sequence; he
+    ``blame``s what differed from it. Otherwise a source has to give all its records before any of them
+    again, which holds for sources that are repeated, and not for those that begin anew with others.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        mixture = mixture_of(plan)
-        assert mixture is not None
-        self._policy: Mapping[str, Any] = mixture
-        self._updated = bool(plan.get("updates"))
-        self._sources = _sources(mixture)
+    def __init__(self, plan: Plan, cursor: Cursor) -> None:
+        policy = drawn_from(plan)
+        assert policy is not None
+        self.mixed = mixture_of(plan) is not None
+        self._plan, self._policy = plan, policy
+        self._drops = cursor.remainder == "drop"
+        self._sources = sources_of(policy)
         self._bases = np.array([source.base for source in self._sources], np.int64)
-        self._pending: list[tuple[Ids, Ids | None]] = []
+        self._told = _Told()
         self._drawn = 0
         self._packed = False
         self._blind = False  # a batch came of which nobody knows the epochs
@@ -114,43 +89,35 @@ class Portions:
         self._changed = False
         self._strays = 0
         weights = [source.weight or 0.0 for source in self._sources]
-        self._debts = _Debts(weights)
-        self._windows = _Windows(weights, int(mixture.get("window") or _WINDOW))
+        self._debts = Debts(weights)
+        self._windows = Windows(weights, int(policy.get("window") or _WINDOW))
 
     @classmethod
-    def of(cls, plan: Plan | None, before: Portions | None) -> Portions | None:
+    def of(cls, plan: Plan | None, cursor: Cursor, before: Portions | None) -> Portions | None:
         """For a run whose data is now described by ``plan``; the counts go on if the sources are the same."""
-        if plan is None or mixture_of(plan) is None:
+        if plan is None or drawn_from(plan) is None:
             return None
-        fresh = cls(plan)
+        fresh = cls(plan, cursor)
         if before is None or not before._same_sources(fresh):
             return fresh
-        before._changed = True
+        before._changed |= before._plan != plan
+        before._plan = plan
         return before
 
     def _same_sources(self, other: Portions) -> bool:
         mine, theirs = ([(s.name, s.base, s.size) for s in x._sources] for x in (self, other))
         return mine == theirs
 
-    def add(
-        self, ids: Ids, amounts: Ids | None = None, left_out: Ids = _NONE, expected: Batch | None = None
-    ) -> None:
-        """A batch: its ids, their tokens if known, and which of them were left out by declaration.
-
-        ``expected``: what the sequence demands, if that is what came."""
-        for i in self._which(left_out).tolist():
+    def add(self, pieces: Pieces, expected: Batch | None = None) -> None:
+        """A batch. ``expected``: what the sequence demands, if that is what came."""
+        for i in self._which(pieces.ids[len(pieces.ids) - pieces.left_out :]).tolist():
             self._sources[i].left_out += 1
-        if amounts is not None:
+        if pieces.amounts is not None:
             self._packed = True
-            for i, tokens in enumerate(np.bincount(self._which(ids), amounts, len(self._sources))):
-                self._sources[i].tokens += int(tokens)
-        if expected is None:
-            self._pending.append((ids, None))
-        elif expected.begins is None:
-            self._pending.append((expected.ids, expected.epochs))
-        else:  # a document is drawn with its first piece
-            first = expected.begins == 0
-            self._pending.append((expected.ids[first], expected.epochs[first]))
+            sums = np.bincount(self._which(pieces.ids), pieces.amounts, len(self._sources))
+            for source, tokens in zip(self._sources, sums.tolist(), strict=True):
+                source.tokens += int(tokens)
+        self._told.add(pieces, expected)
 
     def blame(self, ids: Ids, surplus: Ids) -> None:
         """Each of ``ids`` came ``surplus`` times more often (less often, if negative) than it was due."""
@@ -159,32 +126,29 @@ class Portions:
 
     def flush(self) -> None:
         """Count what was added."""
-        if not self._pending:
+        told, self._told = self._told, _Told()
+        if not told.ids:
             return
-        ids = np.concatenate([part for part, _ in self._pending])
-        labels = [label for _, label in self._pending if label is not None]
-        self._blind |= len(labels) < len(self._pending)
+        ids, amounts, lengths = map(np.concatenate, (told.ids, told.amounts, told.lengths))
+        labels = [label for label in told.epochs if label is not None]
+        self._blind |= len(labels) < len(told.epochs)
         epochs = None if self._blind else np.concatenate(labels)
-        self._pending = []
         which = self._which(ids)
         for i, source in enumerate(self._sources):
             mine = which == i
             local = ids[mine] - source.base
-            self._strays += int(((local < 0) | (local >= source.size)).sum())
-            source.draws += len(local)
-            if source.once:
-                self._follow(source, local, None if epochs is None else epochs[mine])
+            inside = (local >= 0) & (local < source.size)
+            self._strays += int((~inside).sum())
+            if epochs is not None:
+                source.drawn.take(*(x[inside] for x in (epochs[mine], local, amounts[mine], lengths[mine])))
+                continue
+            source.blind.draws += len(local)
+            if source.once and not self._packed and self._one_after_the_other:
+                source.blind.take(local[inside])
         if not self._packed:
             self._debts.follow(which, self._drawn)
             self._windows.follow(which)
         self._drawn += len(ids)
-
-    def _follow(self, source: _Source, local: Ids, epochs: Ids | None) -> None:
-        if epochs is not None:
-            for epoch in np.unique(epochs).tolist():
-                source.take_of(epoch, local[epochs == epoch])
-        elif not self._packed and self._one_after_the_other:
-            source.take(local[(local >= 0) & (local < source.size)])
 
     @property
     def _one_after_the_other(self) -> bool:
@@ -196,54 +160,136 @@ class Portions:
 
     # --- the verdict -------------------------------------------------------------------------
 
-    def judge(self, notes: list[str], *, computed: bool) -> tuple[tuple[SourceCount, ...], list[Wrong]]:
+    def judge(
+        self, notes: list[str], end: End, *, computed: bool
+    ) -> tuple[tuple[SourceCount, ...], list[Wrong]]:
         """The counts, and what is wrong with them. ``computed``: batches were compared with the sequence."""
         self.flush()
         wrong: list[Wrong] = []
+        if not (computed and self._blamed.any()):  # else each was told where it differed
+            self._judge_draws(notes, wrong, end, computed=computed)
         counts = tuple(self._count(i, computed=computed) for i in range(len(self._sources)))
-        for count, source in zip(counts, self._sources, strict=True):
-            again = source.repeated + source.open_repeats()
-            if again and not (computed and self._blind):
-                wrong.append((f"{count.name}: {again} records again within an epoch of it", again, "repeat"))
-            if source.skipped and not computed:
-                text = f"{count.name}: {source.skipped} records left out of an epoch of it"
-                wrong.append((text, source.skipped, "skip"))
         if self._strays:
             wrong.append((f"{self._strays} ids belong to no source", self._strays, "mixture"))
-        if not computed and not (self._one_after_the_other and not self._packed):
-            notes.append("epochs of the sources are not told apart: how often each record came is not judged")
         reason = self._not_judged()
         if not reason:
             self._judge_shares(notes, wrong)
-        elif not computed:
+        elif self.mixed and not computed:
             notes.append(f"the shares of the sources are not judged: {reason}")
         return counts, wrong
+
+    def _judge_draws(self, notes: list[str], wrong: list[Wrong], end: End, *, computed: bool) -> None:
+        known = self._standings(end) if not self._blind else None
+        at: list[Standing | None] = [None] * len(self._sources) if known is None else [*known]
+        declared = 0
+        for source, standing in zip(self._sources, at, strict=True):
+            faults = [*source.drawn.judge(standing if not computed else None)]
+            if standing is not None:
+                kept = self._beyond_declared(faults, source, standing, end)
+                declared += sum(len(f.ids) for f in faults) - sum(len(f.ids) for f in kept)
+                faults = kept
+            for fault in faults:
+                wrong.append((fault.of(source.name), len(fault.ids), fault.kind))
+            source.repeated = sum(len(fault.ids) for fault in faults if fault.kind == "repeat")
+            source.skipped = sum(len(fault.ids) for fault in faults if fault.kind == "skip")
+            if self._blind and not computed:
+                self._judge_blind(source, wrong)
+        if not computed:
+            notes += self._what_was_judged(known is not None, declared)
+
+    def _judge_blind(self, source: Source, wrong: list[Wrong]) -> None:
+        blind = source.blind
+        source.repeated += blind.repeated
+        source.skipped += blind.skipped
+        if blind.repeated:
+            text = f"{source.name}: {blind.repeated} records again within an epoch of it"
+            wrong.append((text, blind.repeated, "repeat"))
+        if blind.skipped:
+            text = f"{source.name}: {blind.skipped} records left out of an epoch of it"
+            wrong.append((text, blind.skipped, "skip"))
+
+    def _standings(self, end: End) -> list[Standing] | None:
+        if not end.known:
+            return None
+        state = None if end.state is None else end.state["sequence"]
+        return standings(self._plan, state, epoch=end.cursor.epoch, seed=end.cursor.seed)
+
+    def _beyond_declared(
+        self, faults: list[Fault], source: Source, standing: Standing, end: End
+    ) -> list[Fault]:
+        """Without what may be missing by declaration: of epochs left early, and what ends an epoch and is
+        dropped. Where packs are filled one after the other, that can only be the last records of an order."""
+        skips = [fault for fault in faults if fault.kind == "skip"]
+        others = [fault for fault in faults if fault.kind != "skip"]
+        if self._policy.get("exhaustion") == "renormalize" and end.left:
+            return others  # all sources began anew
+        if not self.mixed:
+            skips = [fault for fault in skips if fault.epoch not in end.left]
+        spare = self._spare(standing, end)
+        missing = sum(fault.amount for fault in skips)
+        if missing <= spare and (standing.order is None or not self._in_turn or _at_the_end(skips, standing)):
+            return others
+        return others + skips
+
+    def _spare(self, standing: Standing, end: End) -> int:
+        """How many tokens (records, if not packed) of a source may be dropped at the ends of epochs."""
+        packing = _packing_of(self._plan)
+        row = 1 if packing is None else int(packing["length"])
+        spare = (row - 1) * standing.epoch if packing is not None and packing["tail"] == "drop" else 0
+        ends = not self.mixed or self._policy.get("exhaustion") in ("stop", "renormalize")
+        if self._drops and ends and end.cursor.global_batch:
+            spare += (end.cursor.global_batch - 1) * row * end.ended
+        return spare
+
+    @property
+    def _in_turn(self) -> bool:
+        """Whether records leave the sequence in the order in which they are drawn, epoch by epoch."""
+        packing = _packing_of(self._plan)
+        greedy = packing is None or str(packing["name"]).startswith("greedy")
+        return greedy and not (self._drops and self.mixed)
+
+    def _what_was_judged(self, complete: bool, declared: int) -> list[str]:
+        if self._blind:
+            judged = self._one_after_the_other and not self._packed
+            text = "epochs of the sources are not told apart: how often each record came is not judged"
+            return [] if judged else [text]
+        if not complete:
+            return [
+                "records were counted by the epochs of the sources; what is missing is not judged, as where "
+                "the sources stand at the head is not known"
+            ]
+        notes = ["records were counted by the epochs of the sources, up to where the head's state stands"]
+        if declared:
+            notes.append(f"{declared} records were dropped, whole or in part, at ends of epochs, as declared")
+        return notes
 
     def _count(self, i: int, *, computed: bool) -> SourceCount:
         source = self._sources[i]
         blamed = self._blamed[:, i].tolist()
-        own = [source.repeated + source.open_repeats(), source.skipped]
-        repeated, skipped = blamed if computed and (self._blind or any(blamed)) else own
+        repeated, skipped = blamed if computed and self._blamed.any() else [source.repeated, source.skipped]
+        total = sum(each.draws for each in self._sources)
         return SourceCount(
             name=source.name,
             dataset_id=source.dataset_id,
             size=source.size,
             draws=source.draws,
             tokens=source.tokens if self._packed else None,
-            epochs=source.epochs,
+            epochs=source.drawn.epochs + source.blind.epochs,
             repeated=repeated,
             skipped=skipped,
             left_out=source.left_out,
-            due=None if source.weight is None else source.weight * self._drawn,
+            due=None if source.weight is None else source.weight * total,
         )
 
     def _not_judged(self) -> str:
         """Why draws alone do not tell whether the shares are right; empty if they do."""
         policy = self._policy
-        if self._changed or policy.get("changes") or self._updated:
+        if self._changed or policy.get("changes") or self._plan.get("updates"):
             return "the weights changed during the run"
         if policy.get("exhaustion") == "renormalize":
             return "weights are renormalized when a source is exhausted"
+        if policy.get("exhaustion") == "stop" and self._drops:
+            return "what is dropped at the end of an epoch counts in them"
         if self._packed or policy.get("unit", "sample") not in ("sample", "document"):
             return f"they are declared in units of {policy.get('unit', 'tokens')}s, not of records"
         if any(source.weight is None for source in self._sources):
@@ -255,7 +301,7 @@ class Portions:
         if str(self._policy.get("name")).startswith("quota"):
             worst, bound = self._debts.worst, quota_bound(len(self._sources))
             i = int(np.argmax(worst))
-            if worst[i] > bound + _SLACK:
+            if worst[i] > bound + SLACK:
                 off = f"{worst[i]:.3f} draws off its quota"
                 detail = f"{self._sources[i].name} was {off}; the bound is {bound:.3f}"
                 wrong.append((detail, math.ceil(worst[i] - bound), "mixture"))
@@ -264,93 +310,35 @@ class Portions:
             size, name = self._windows.size, self._sources[i].name
             notes.append(
                 f"{name} drifted: z = {z:+.1f} in draws {begin} to {begin + size}, the worst of "
-                f"{self._windows.drifted} windows of {size} beyond {_ALARM:.0f}"
+                f"{self._windows.drifted} windows of {size} beyond {ALARM:.0f}"
             )
 
 
-class _Debts:
-    """The largest |t w_i - N_i(t)| over all t, by source."""
-
-    def __init__(self, weights: Sequence[float]) -> None:
-        self._weights = weights
-        self._counts = np.zeros(len(weights), np.int64)
-        self.worst = np.zeros(len(weights))
-
-    def follow(self, which: npt.NDArray[np.int64], before: int) -> None:
-        """The next draws by source; ``before`` came earlier."""
-        t = np.arange(before + 1, before + len(which) + 1, dtype=np.float64)
-        for i, weight in enumerate(self._weights):
-            counts = self._counts[i] + np.cumsum(which == i)
-            self.worst[i] = max(self.worst[i], float(np.abs(t * weight - counts).max()))
-            self._counts[i] = counts[-1]
+def _whole(expected: Batch) -> tuple[Ids, Ids]:
+    """(ids, epochs) of the records in a batch as it was due; a document is drawn with its first piece."""
+    if expected.begins is None:
+        return expected.ids, expected.epochs
+    first = expected.begins == 0
+    return expected.ids[first], expected.epochs[first]
 
 
-class _Windows:
-    """z = (N_i - H w_i) / sqrt(H w_i (1 - w_i)) of each window of H draws.
-
-    ``worst``: (z, source, first draw); ``drifted``: windows in which a source was beyond the alarm.
-    """
-
-    def __init__(self, weights: Sequence[float], size: int) -> None:
-        self.size = size
-        share = np.array(weights)
-        self._due, self._spread = size * share, np.sqrt(size * share * (1 - share))
-        self._rest = np.empty(0, np.int64)
-        self._begin = 0
-        self.worst = (0.0, 0, 0)
-        self.drifted = 0
-
-    def follow(self, which: npt.NDArray[np.int64]) -> None:
-        drawn = np.concatenate([self._rest, which])
-        for begin in range(0, len(drawn) - self.size + 1, self.size):
-            counts = np.bincount(drawn[begin : begin + self.size], minlength=len(self._due))
-            off = counts - self._due
-            z = np.divide(off, self._spread, out=np.where(off == 0, 0.0, np.inf), where=self._spread > 0)
-            i = int(np.argmax(np.abs(z)))
-            self.drifted += bool(abs(z[i]) > _ALARM)
-            self.worst = max(self.worst, (float(z[i]), i, self._begin), key=lambda found: abs(found[0]))
-            self._begin += self.size
-        self._rest = drawn[len(drawn) // self.size * self.size :]
-
-
-def quota_bound(sources: int) -> float:
-    """|debt| of Tijdeman's schedule never exceeds 1 - 1/(2m - 2) draws for m sources (0 for one)."""
-    return 0.0 if sources < 2 else 1 - 1 / (2 * sources - 2)
-
-
-def mixture_of(plan: Plan) -> Mapping[str, Any] | None:
-    """The description of the mixture inside that of a (packed) sequence; None when there is none."""
-    inner: Any = plan
-    while isinstance(inner, Mapping):
-        if isinstance(inner.get("sources"), Sequence):
-            return inner
-        inner = inner.get("inner")
-    return None
-
-
-def places_of(plan: Plan) -> dict[str, range]:
-    """Source -> its ids in the ledger; empty when the plan has no mixture in it."""
-    mixture = mixture_of(plan)
-    sources = [] if mixture is None else _sources(mixture)
-    return {source.name: range(source.base, source.base + source.size) for source in sources}
-
-
-def _sources(mixture: Mapping[str, Any]) -> list[_Source]:
-    """One after the other in one id space, in the order of the description."""
-    weights = mixture.get("weights") or [None] * len(mixture["sources"])
-    total = sum(weight or 0 for weight in weights)
-    found: list[_Source] = []
-    base = 0
-    for described, weight in zip(mixture["sources"], weights, strict=True):
-        found.append(
-            _Source(
-                name=str(described["name"]),
-                dataset_id=str(described.get("dataset_id", "unknown")),
-                base=base,
-                size=int(described["size"]),
-                once=not described.get("replacement", False),
-                weight=weight / total if weight is not None and total else None,
-            )
-        )
-        base += found[-1].size
+def _packing_of(plan: Plan) -> Mapping[str, Any] | None:
+    """The description of the packing, around a mixture or within it."""
+    lanes = plan.get("lanes") or [{}]
+    found: Mapping[str, Any] | None = plan.get("packing") or lanes[0].get("packing")
     return found
+
+
+def _at_the_end(skips: list[Fault], standing: Standing) -> bool:
+    """Whether the records that are missing of each epoch are the last ones of its order."""
+    assert standing.order is not None
+    missing: dict[int, set[int]] = {}
+    for fault in skips:
+        if fault.epoch is None:
+            return False
+        missing.setdefault(fault.epoch, set()).update(fault.ids.tolist())
+    size = standing.order.size
+    return all(
+        ids == set(standing.order.ids(epoch, size - len(ids), size).tolist())
+        for epoch, ids in missing.items()
+    )
