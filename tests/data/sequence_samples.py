@@ -44,7 +44,7 @@ class Walk:
         if not self.carries:
             assert before is None
             return {"at": 100 * epoch, "left": self.per_epoch, "stride": 7}
-        assert (before is None) == (epoch == 0), "a sequence that carries was begun from nothing"
+        assert before is not None or epoch == 0, "a sequence that carries was begun from nothing"
         return {"stride": 7, **(before or {"at": 0}), "left": self.per_epoch}
 
     def take(self, state: State, count: int) -> tuple[Batch, State]:

@@ -8,7 +8,7 @@ exactness. No record is read to compute it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,7 +60,8 @@ class Sequence(Protocol):
         """Batches in an epoch; None when it is endless or only the end will tell."""
 
     def start(self, epoch: int, before: State | None = None) -> State:
-        """The state at the beginning of ``epoch``; ``before``: at the end of the one before it."""
+        """The state at the beginning of ``epoch``; ``before``: at the end of the one before it, or of one
+        under this number that gave no batch (see ``opened``)."""
 
     def take(self, state: State, count: int) -> tuple[Batch, State]:
         """The next ``count`` samples, and the state after them. Fewer: the epoch ends with these."""
@@ -87,6 +88,34 @@ class OrderedSequence:
         end = min(begin + count, self.order.size)
         ids = self.order.ids(epoch, begin, end)
         return Batch(ids, np.full(len(ids), epoch, dtype=np.int64)), {"epoch": epoch, "position": end}
+
+
+MAX_SHORT = 1000
+"""Epochs without a batch that are passed over in a row; a mixture has about one for each of its sources."""
+
+
+def opened(
+    sequence: Sequence,
+    epoch: int,
+    before: State | None,
+    global_batch: int,
+    *,
+    drop: bool,
+    change: Callable[[State, int], State] = lambda state, _: state,
+) -> tuple[State, int]:
+    """The state before the first batch of ``epoch``, and how many batches were passed over for it.
+
+    An epoch of a sequence that carries can be without a batch: its sources ran out with the last one before
+    it, or give less than a batch, and that is dropped. The next begins where it ends, under the same number.
+    A batch that was dropped counts as taken. ``change``: what becomes of the state before a batch so far on.
+    """
+    state, passed = sequence.start(epoch, before), 0
+    for _ in range(MAX_SHORT if sequence.carries else 0):
+        taken, after = sequence.take(change(state, passed), global_batch)
+        if len(taken) == global_batch or (len(taken) and not drop):
+            break
+        state, passed = sequence.start(epoch, after), passed + bool(len(taken))
+    return state, passed
 
 
 def epoch_batches(sequence: Sequence, global_batch: int, *, drop: bool) -> int | None:

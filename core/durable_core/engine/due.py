@@ -11,7 +11,7 @@ from durable_core.data.cursor import Cursor
 from durable_core.data.layout import Layout
 from durable_core.data.order import Ids, Order, make_order, order_from, spanned_ids
 from durable_core.data.rebuild import sequence_of
-from durable_core.data.sequence import Batch, Sequence, State, epoch_batches
+from durable_core.data.sequence import Batch, Sequence, State, epoch_batches, opened
 from durable_core.errors import UnsupportedError
 
 AT_ONCE = 64  # batches
@@ -119,7 +119,7 @@ class Sequenced:
         self._known = epoch_batches(sequence, global_batch, drop=drop)
         self._at_once = 1 if changes_weights(sequence.description) else AT_ONCE
         self._epoch, self._next = 0, 0
-        self._ahead = _Ahead(sequence.start(0), 0)
+        self._ahead = _Ahead(self._start(0, None), 0)
         self._left: int | None = None
         self._dropped = False
 
@@ -160,8 +160,11 @@ class Sequenced:
                     self._run_out()
                 before = self._state()
             self._epoch = self._epoch + 1 if self._sequence.carries else epoch
-            self._ahead = _Ahead(self._sequence.start(self._epoch, before), 0)
+            self._ahead = _Ahead(self._start(self._epoch, before), 0)
             self._next, self._left, self._dropped = 0, None, False
+
+    def _start(self, epoch: int, before: State | None) -> State:
+        return opened(self._sequence, epoch, before, self._global_batch, drop=self._drop)[0]
 
     def _run_out(self) -> None:
         for _ in range(MAX_AHEAD):

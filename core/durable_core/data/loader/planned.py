@@ -21,7 +21,7 @@ from durable_core.data.loader.sources import MapLoader, Reading, tagged
 from durable_core.data.order import Ids
 from durable_core.data.packing import Packing
 from durable_core.data.rng import SampleSeeds
-from durable_core.data.sequence import Batch, Sequence, State, epoch_batches
+from durable_core.data.sequence import Batch, Sequence, State, epoch_batches, opened
 from durable_core.errors import DurableError, UnsupportedError, UsageError
 
 Weights = Mapping[str, Any]
@@ -101,18 +101,17 @@ class SequenceSource:
             raise self._refused
 
     def _tickets(self, epoch: int, batch: int, state: Any) -> Iterator[Ticket]:
-        number, now = (0, None) if state is None else (state["batches"], state["sequence"])
-        if not batch:
-            now = self._sequence.start(epoch, now)
-        elif now is None:
+        number: int = 0 if state is None else state["batches"]
+        now: Any = None if state is None else state["sequence"]
+        if batch and now is None:
             raise UsageError(f"no state was recorded for batch {batch} of {self._sequence.name}")
         whole, drops = self._share.global_batch, self._share.remainder == "drop"
         held: tuple[Ticket, _Planned] | None = None
         for k in range(batch, sys.maxsize if self.batches is None else self.batches):
             try:
-                if number in self._updates:
-                    now = reweighted(self._sequence, now, number, self._updates[number])
-                taken, now = self._sequence.take(now, whole)
+                if not k:
+                    number, now = self._opened(epoch, number, now)
+                taken, now = self._sequence.take(self._weighted(now, number), whole)
                 if not len(taken) or (len(taken) < whole and drops):
                     _check_not_empty(epoch, k, len(taken), whole)
                     if held is not None:
@@ -137,6 +136,24 @@ class SequenceSource:
             yield self._issue(*held)
 
     def _issue(self, ticket: Ticket, planned: _Planned) -> Ticket:
+    def _opened(self, epoch: int, number: int, before: State | None) -> tuple[int, State]:
+        """Where the epoch begins, ``number`` batches being taken before it, and the number there."""
+        state, passed = opened(
+            self._sequence,
+            epoch,
+            before,
+            self._share.global_batch,
+            drop=self._share.remainder == "drop",
+            change=lambda state, passed: self._weighted(state, number + passed),
+        )
+        return number + passed, state
+
+    def _weighted(self, state: State, number: int) -> State:
+        """With the weights that were given for batch ``number``, if any were."""
+        if number not in self._updates:
+            return state
+        return reweighted(self._sequence, state, number, self._updates[number])
+
         self._planned.append(planned)
         return ticket
 

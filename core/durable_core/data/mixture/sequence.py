@@ -291,11 +291,16 @@ class MixedSequence:
     def _reopened(self, before: State) -> State:
         """Sources that had run out begin again, where their policy has them do so at an epoch."""
         policy, places = self.policy, before["lanes"]
-        if policy.exhaustion == "stop":
-            again = [self._spent(i, place) for i, place in enumerate(places)]
+        if policy.exhaustion not in ("stop", "renormalize"):
+            return dict(before)
+        spent = [self._spent(i, place) for i, place in enumerate(places)]
+        if policy.exhaustion == "renormalize":
+            # One that ran out with the last batch has not been asked for more, and still has its weight.
+            left = zip(policy.weights_at(before), spent, strict=True)
+            ended = policy.epoch_size is None or not any(weight and not gone for weight, gone in left)
+            again = [ended] * len(places)
         else:
-            ended = policy.epoch_size is None or not any(policy.weights_at(before))
-            again = [policy.exhaustion == "renormalize" and ended] * len(places)
+            again = spent
         lanes = [
             lane.again(place) if anew else place
             for lane, place, anew in zip(self._lanes, places, again, strict=True)
