@@ -17,9 +17,14 @@ branch               what the handler does                                  exit
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class DurableError(Exception):
-    """Base of everything raised on purpose. ``hint`` says the way out."""
+    """Base of everything raised on purpose. ``hint`` says the way out.
+
+    It is pickled and copied with all of its attributes, whatever its constructor takes.
+    """
 
     exit_code = 1
 
@@ -27,6 +32,13 @@ class DurableError(Exception):
         super().__init__(message if not hint else f"{message} ({hint})")
         self.message = message
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), self.args), self.__dict__
+
+
+def _again(kind: type[DurableError], args: tuple[Any, ...]) -> DurableError:
+    return kind.__new__(kind, *args)  # which keeps ``args``; the attributes follow
 
 
 # --- mend the call -------------------------------------------------------------------------

@@ -215,7 +215,7 @@ def test_a_state_that_does_not_carry_begins_anew() -> None:
 def test_a_row_has_the_amounts_and_flags_of_its_batch_and_another_what_was_left_out() -> None:
     ledger = make()
     ids, amounts = np.array([3, 4]), np.array([10, 0])
-    ledger.hand_over(Tag(0, 0, ids, 4, amounts=amounts, flags=RowFlag.PADDED, skipped=(7, 9)))
+    ledger.hand_over(Tag(0, 0, ids, 4, amounts=amounts, flags=RowFlag.PADDED, skipped=np.array([7, 9])))
     ledger.acknowledge(1, step=1, no_update=True)
     batch, left_out = ledger.drain_rows()
     assert (batch.amounts is amounts, batch.flags) == (True, RowFlag.PADDED | RowFlag.NO_UPDATE)

@@ -30,23 +30,23 @@ class Tag:
     ``samples`` counts over all replicas, as planned: also those left out (``skipped``) by declaration;
     ``last`` says the epoch ends with it; ``state`` is the source's own state after it, for sources that
     have one. ``amounts``, ``epochs`` and ``lengths``, for each id, and ``skipped_epochs``: see ``Row``.
-    ``seconds`` it took to fetch (0: not known), and what was ``measured`` meanwhile.
+    ``seconds`` it took to fetch, in all and of a CPU (0: not known), and what was ``measured`` meanwhile.
     """
 
     epoch: int
     batch: int
     ids: Ids
-    samples: int
+    samples: int = 0
     last: bool = False
     state: Any = None
     amounts: Ids | None = None
     flags: RowFlag = RowFlag.NONE
-    skipped: tuple[int, ...] = ()
-    seconds: float = 0.0
+    skipped: Ids | None = None
+    seconds: tuple[float, float] = (0.0, 0.0)
     measured: Metrics | None = None
     epochs: Ids | None = None
     lengths: Ids | None = None
-    skipped_epochs: tuple[int, ...] | None = None
+    skipped_epochs: Ids | None = None
 
 
 class Ledger:
@@ -177,11 +177,10 @@ class Ledger:
         flags = tag.flags | RowFlag.NO_UPDATE if no_update else tag.flags
         row = Row(step, tag.epoch, tag.batch, tag.ids, flags, tag.amounts, tag.epochs, tag.lengths)
         self._rows.append(row)
-        if tag.skipped:
-            left_out = np.array(tag.skipped, dtype=np.int64)
+        if tag.skipped is not None and len(tag.skipped):
             flags = RowFlag.SKIPPED | RowFlag.NO_UPDATE if no_update else RowFlag.SKIPPED
-            drawn = None if tag.skipped_epochs is None else np.array(tag.skipped_epochs, dtype=np.int64)
-            self._rows.append(Row(step, tag.epoch, tag.batch, left_out, flags, epochs=drawn))
+            row = Row(step, tag.epoch, tag.batch, tag.skipped, flags, epochs=tag.skipped_epochs)
+            self._rows.append(row)
         self._due = _after(tag)
         self._state = self._state_after(tag)
         self._acknowledged += 1

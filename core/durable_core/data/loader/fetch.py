@@ -8,15 +8,20 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import Dataset, Subset, get_worker_info
+from torch.utils.data import Dataset, Subset
 
-from durable_core.clock import SystemClock
+from durable_core.clock import SystemClock, computed
+from durable_core.data.ledger import Tag
+from durable_core.data.loader.failures import Failure, carried
 from durable_core.data.loader.seeding import Seeder
+from durable_core.data.order import Ids
 from durable_core.data.packing import Packing
 from durable_core.data.packing.rows import Piece, Row, assemble, record_length
 from durable_core.data.physical.metrics import Metrics
-from durable_core.errors import SkippedRecord, UnsupportedError
+from durable_core.errors import CorruptError, DurableError, SkippedRecord, UnsupportedError
+from durable_core.format.ledger import RowFlag
 
 Collate = Callable[[Any], Any]
 PAD_MASK = "pad_mask"
@@ -25,16 +30,16 @@ _now = SystemClock().monotonic
 
 @dataclass(frozen=True)
 class Pieces:
-    """What the pieces of a ticket are, beside their ids.
+    """What the pieces of a ticket are, beside their ids: int64 [pieces].
 
-    ``epochs`` keys the randomness of each. ``begins``/``ends`` are token ranges, ``packs`` the limits of
-    the samples among the pieces; None where a piece is a whole record and a sample.
+    ``epochs`` keys the randomness of each. ``begins``/``ends`` are token ranges, ``packs`` [samples + 1] the
+    limits of the samples among the pieces; None where a piece is a whole record and a sample.
     """
 
-    epochs: tuple[int, ...]
-    begins: tuple[int, ...] = ()
-    ends: tuple[int, ...] = ()
-    packs: tuple[int, ...] | None = None
+    epochs: Ids
+    begins: Ids | None = None
+    ends: Ids | None = None
+    packs: Ids | None = None
 
 
 @dataclass(slots=True)  # one for each batch, and freezing it would double its price
@@ -48,40 +53,20 @@ class Ticket:
     epoch: int
     batch: int
     part: int
-    ids: tuple[int, ...]
+    ids: Ids
     padded: int = 0
     pieces: Pieces | None = None
 
 
-@dataclass(slots=True)
-class Receipt:
-    """Says which ids were really asked of the dataset, for which batch, and came (``skipped``: did not).
-
-    What fills a batch up is not among them. Of packs only: ``amounts``, the tokens used of each id, and
-    ``lengths``, those of its record when it is packed whole. ``epochs`` of its source that each was asked
-    for in, and ``skipped_epochs``: None where all were asked for in ``epoch``.
-    """
-
-    epoch: int
-    batch: int
-    ids: tuple[int, ...]
-    skipped: tuple[int, ...] = ()
-    padded: int = 0
-    amounts: tuple[int, ...] | None = None
-    empty: bool = False
-    seconds: float = 0.0
-    """What fetching and collating took in a worker; without one, the training loop waits for it."""
-    measured: Metrics | None = None
-    """What the dataset measured since the last batch of this process."""
-    epochs: tuple[int, ...] | None = None
-    lengths: tuple[int, ...] | None = None
-    skipped_epochs: tuple[int, ...] | None = None
+_Read = tuple[Tag, Sequence[Any], int]
+"""What was really asked of the dataset, what came, and how many at the end of that only fill up."""
 
 
 class MapFetcher(Dataset[Any]):
     """Stands before the user's map-style dataset; every other attribute is the dataset's own.
 
-    ``fetcher[ticket]`` is the collated batch, and the receipt beside it. The dataset's ``__getitem__`` is
+    ``fetcher[ticket]`` is the tag that names what was really asked of the dataset, and beside it the
+    collated batch; in a worker, an error of ours as a value. The dataset's ``__getitem__`` is
     called once per record, under the randomness of that record. A dataset with ``__getitems__`` gets its
     whole batch in one call under the batch's: its draws then depend on the batch's composition, so they
     repeat at the same number of replicas only. A record for which ``SkippedRecord`` is raised (or
@@ -103,64 +88,69 @@ class MapFetcher(Dataset[Any]):
         self._prefetch = callable(getattr(dataset, "prefetch", None))
         self._measures = isinstance(getattr(dataset, "metrics", None), Metrics)
 
-    def __getitem__(self, ticket: Ticket) -> tuple[Receipt, Any]:
-        begun = _now() if get_worker_info() is not None else 0.0
-        if self._prefetch:
-            self._dataset.prefetch(ticket.ids)
-        receipt, content = self._seeder.run(lambda: self._batch(ticket))
-        if begun:
-            receipt.seconds = _now() - begun
-        if self._measures:
-            receipt.measured = self._dataset.metrics.take()
-        return receipt, content
+    def __getitem__(self, ticket: Ticket) -> tuple[Tag, Any] | Failure:
+        begun, busy = _now(), computed(process=True)
+        try:
+            tag, content = self.fetch(ticket)
+        except DurableError as error:
+            return carried(error)
+        tag.seconds = _now() - begun, computed(process=True) - busy
+        return tag, content
 
-    def _batch(self, ticket: Ticket) -> tuple[Receipt, Any]:
+    def fetch(self, ticket: Ticket) -> tuple[Tag, Any]:
+        """What ``self[ticket]`` is in a worker; without one nothing has to travel, and who asks waits."""
+        if self._prefetch:
+            self._dataset.prefetch(ticket.ids.tolist())
+        tag, content = self._seeder.run(self._batch, ticket)
+        if self._measures:
+            tag.measured = self._dataset.metrics.take()
+        return tag, content
+
+    def _batch(self, ticket: Ticket) -> tuple[Tag, Any]:
         pieces = ticket.pieces
         if pieces is None or pieces.packs is None:
-            receipt, samples = self._samples(ticket)
+            tag, samples, padded = self._samples(ticket)
         else:
-            receipt, samples = self._packs(ticket, pieces, pieces.packs)
-        if receipt.empty:  # nothing to collate; the training process says so
-            return receipt, None
+            tag, samples, padded = self._packs(ticket, pieces, pieces.packs.tolist())
+        if padded:
+            tag.flags = RowFlag.PADDED
         seeds = self._seeder.seeds
         if seeds is not None:
             self._seeder.part(lambda: seeds.collate(ticket.epoch, ticket.batch, ticket.part))
-        return receipt, self._collate(samples, receipt.padded)
+        return tag, self._collate(samples, padded)
 
-    def _samples(self, ticket: Ticket) -> tuple[Receipt, Sequence[Any]]:
-        samples, complete = self._records(ticket)
-        trained = len(ticket.ids) - ticket.padded
-        ids = ticket.ids if not ticket.padded else ticket.ids[:trained]
-        epochs = None if ticket.pieces is None else ticket.pieces.epochs[:trained]
+    def _samples(self, ticket: Ticket) -> _Read:
+        ids, padded, pieces = ticket.ids, ticket.padded, ticket.pieces
+        trained = len(ids) - padded
+        if pieces is None:
+            samples, complete = self._records(ticket, ids.tolist(), ticket.epoch)
+            tag = Tag(ticket.epoch, ticket.batch, ids[:trained] if padded else ids)
+        else:
+            samples, complete = self._records(ticket, ids.tolist(), pieces.epochs.tolist())
+            tag = Tag(ticket.epoch, ticket.batch, ids[:trained], epochs=pieces.epochs[:trained])
         if complete:
-            return Receipt(ticket.epoch, ticket.batch, ids, (), ticket.padded, epochs=epochs), samples
+            return tag, samples, padded
         came = [not isinstance(sample, SkippedRecord) for sample in samples]
+        there = np.array(came[:trained], dtype=bool)
+        tag.ids, tag.skipped = tag.ids[there], tag.ids[~there]
+        if tag.epochs is not None:
+            tag.epochs, tag.skipped_epochs = tag.epochs[there], tag.epochs[~there]
         kept = list(compress(samples, came))
-        lost = [not there for there in came]
-        receipt = Receipt(
-            ticket.epoch,
-            ticket.batch,
-            tuple(compress(ids, came)),
-            tuple(compress(ids, lost)),
-            padded=sum(came[trained:]),
-            empty=not kept,
-            epochs=None if epochs is None else tuple(compress(epochs, came)),
-            skipped_epochs=None if epochs is None else tuple(compress(epochs, lost)),
-        )
-        return receipt, kept
+        _check_some(tag, kept)
+        return tag, kept, sum(came[trained:])
 
-    def _records(self, ticket: Ticket) -> tuple[Sequence[Any], bool]:
+    def _records(self, ticket: Ticket, ids: list[int], epochs: int | list[int]) -> tuple[Sequence[Any], bool]:
         """A record, or what was raised to leave it out, for each id; and whether all are records."""
         dataset, seeder = self._dataset, self._seeder
         if self._batched:
             seeds = seeder.seeds
             if seeds is not None:
                 seeder.part(lambda: seeds.fetch(ticket.epoch, ticket.batch, ticket.part))
-            items: Sequence[Any] = dataset.__getitems__(list(ticket.ids))
+            items: Sequence[Any] = dataset.__getitems__(ids)
             return items, not any(isinstance(item, SkippedRecord) for item in items)
         samples: list[Any] = []
         complete = True
-        for index in seeder.each(ticket.ids, ticket.epoch if ticket.pieces is None else ticket.pieces.epochs):
+        for index in seeder.each(ids, epochs):
             try:
                 samples.append(dataset[index])
             except SkippedRecord as left_out:
@@ -168,13 +158,11 @@ class MapFetcher(Dataset[Any]):
                 complete = False
         return samples, complete
 
-    def _packs(self, ticket: Ticket, pieces: Pieces, packs: tuple[int, ...]) -> tuple[Receipt, list[Row]]:
+    def _packs(self, ticket: Ticket, pieces: Pieces, packs: list[int]) -> _Read:
         """Every record is read once, however many pieces of it the ticket asks for."""
-        wanted = list(zip(ticket.ids, pieces.epochs, strict=True))
+        wanted = list(zip(ticket.ids.tolist(), pieces.epochs.tolist(), strict=True))
         once = list(dict.fromkeys(wanted))
-        whole = Pieces(tuple(epoch for _, epoch in once))
-        ids = tuple(index for index, _ in once)
-        read, _ = self._records(Ticket(ticket.epoch, ticket.batch, ticket.part, ids, pieces=whole))
+        read, _ = self._records(ticket, [index for index, _ in once], [epoch for _, epoch in once])
         records = dict(zip(once, read, strict=True))
         came = [not isinstance(records[key], SkippedRecord) for key in wanted]
         samples: list[Row] = []
@@ -183,39 +171,40 @@ class MapFetcher(Dataset[Any]):
         for number in range(len(packs) - 1):
             there = [p for p in range(packs[number], packs[number + 1]) if came[p]]
             if there:
-                parts = [self._piece(records[wanted[p]], ticket.ids[p], pieces, p) for p in there]
+                parts = [self._piece(records[wanted[p]], pieces, p, wanted[p][0]) for p in there]
                 samples.append(self._assembled(parts, counts=number < trained))
                 padded += number >= trained
         count = packs[trained]  # of the pieces that are trained; what fills up repeats some
         kept = [p for p in range(count) if came[p]]
-        lost = list(dict.fromkeys(wanted[p] for p in range(count) if not came[p]))
-        receipt = Receipt(
+        assert pieces.begins is not None and pieces.ends is not None
+        tag = Tag(
             ticket.epoch,
             ticket.batch,
-            tuple(ticket.ids[p] for p in kept),
-            tuple(index for index, _ in lost),
-            padded,
-            tuple(pieces.ends[p] - pieces.begins[p] for p in kept),
-            empty=not samples,
-            epochs=tuple(pieces.epochs[p] for p in kept),
-            lengths=tuple(self._packed_length(records[wanted[p]]) for p in kept),
-            skipped_epochs=tuple(epoch for _, epoch in lost),
+            ticket.ids[kept],
+            amounts=(pieces.ends - pieces.begins)[kept],
+            epochs=pieces.epochs[kept],
+            lengths=_int64([self._packed_length(records[wanted[p]]) for p in kept]),
         )
-        return receipt, samples
+        lost = list(dict.fromkeys(wanted[p] for p in range(count) if not came[p]))
+        if lost:
+            tag.skipped, tag.skipped_epochs = _int64(lost).T
+        _check_some(tag, samples)
+        return tag, samples, padded
 
     def _packed_length(self, record: Any) -> int:
         """Tokens of all pieces of it together: counted in what came, not looked up."""
         assert self._packing is not None
         return self._packing.packed(record_length(record))
 
-    def _piece(self, record: Any, index: int, pieces: Pieces, place: int) -> Piece:
+    def _piece(self, record: Any, pieces: Pieces, place: int, index: int) -> Piece:
         lengths = getattr(self._dataset, "lengths", None)
         planned = None if lengths is None else int(lengths[index])
         weight = 1.0
         if isinstance(record, Mapping) and isinstance(record.get("loss_weight"), (int, float)):  # a source's
             weight = float(record["loss_weight"])
             record = {name: value for name, value in record.items() if name != "loss_weight"}
-        return Piece(record, pieces.begins[place], pieces.ends[place], planned, index, weight)
+        assert pieces.begins is not None and pieces.ends is not None
+        return Piece(record, int(pieces.begins[place]), int(pieces.ends[place]), planned, index, weight)
 
     def _assembled(self, parts: list[Piece], *, counts: bool) -> Row:
         """A row; if it does not count, it only fills the batch up, and has no label."""
@@ -242,6 +231,20 @@ class MapFetcher(Dataset[Any]):
             object.__setattr__(self, name, value)
         else:
             setattr(self._dataset, name, value)
+
+
+def _check_some(tag: Tag, samples: Sequence[Any]) -> None:
+    if samples or tag.skipped is None:
+        return
+    raise CorruptError(
+        f"epoch {tag.epoch} batch {tag.batch}",
+        f"all of its records were left out: {', '.join(map(str, tag.skipped[:8]))}",
+        hint="a batch cannot be empty: mend the data, or use larger batches",
+    )
+
+
+def _int64(values: Sequence[Any]) -> Ids:
+    return np.array(values, dtype=np.int64)
 
 
 def _has_getitems(dataset: Any) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from durable_core.data.cursor import Remainder
 from durable_core.data.ledger import Tag
 from durable_core.data.loader.fetch import Pieces, Ticket
-from durable_core.data.loader.sources import MapLoader, Reading, tagged
+from durable_core.data.loader.sources import MapLoader, Reading
 from durable_core.data.order import Ids
 from durable_core.data.packing import Packing
 from durable_core.data.rng import SampleSeeds
@@ -94,9 +94,10 @@ class SequenceSource:
     def open(self, epoch: int, batch: int, state: Any) -> Iterator[tuple[Tag, Any]]:
         self._planned.clear()
         self._refused = None
-        for receipt, content in self._loader.run(self._tickets(epoch, batch, state)):
-            samples, last, after = self._planned.popleft()  # planned in this order, delivered in this order
-            yield tagged(receipt, samples, last, after), content
+        for tag, content in self._loader.run(self._tickets(epoch, batch, state)):
+            # planned in this order, delivered in this order
+            tag.samples, tag.last, tag.state = self._planned.popleft()
+            yield tag, content
         if self._refused is not None:  # only now: what was planned before it is good
             raise self._refused
 
@@ -135,7 +136,6 @@ class SequenceSource:
         if held is not None:
             yield self._issue(*held)
 
-    def _issue(self, ticket: Ticket, planned: _Planned) -> Ticket:
     def _opened(self, epoch: int, number: int, before: State | None) -> tuple[int, State]:
         """Where the epoch begins, ``number`` batches being taken before it, and the number there."""
         state, passed = opened(
@@ -154,6 +154,7 @@ class SequenceSource:
             return state
         return reweighted(self._sequence, state, number, self._updates[number])
 
+    def _issue(self, ticket: Ticket, planned: _Planned) -> Ticket:
         self._planned.append(planned)
         return ticket
 
@@ -197,9 +198,9 @@ def _ticket(epoch: int, batch: int, part: int, taken: Batch, samples: Ids, padde
     if taken.packs is not None:
         first, counts = taken.packs[samples], np.diff(taken.packs)[samples]
         limits = np.concatenate([[0], np.cumsum(counts)])
-        packs = tuple(limits.tolist())
+        packs = limits
         places = np.arange(limits[-1]) + np.repeat(first - limits[:-1], counts)
-    begins = () if taken.begins is None else tuple(taken.begins[places].tolist())
-    ends = () if taken.ends is None else tuple(taken.ends[places].tolist())
-    pieces = Pieces(tuple(taken.epochs[places].tolist()), begins, ends, packs)
-    return Ticket(epoch, batch, part, tuple(taken.ids[places].tolist()), padded, pieces)
+    begins = None if taken.begins is None else taken.begins[places]
+    ends = None if taken.ends is None else taken.ends[places]
+    pieces = Pieces(taken.epochs[places], begins, ends, packs)
+    return Ticket(epoch, batch, part, taken.ids[places], padded, pieces)

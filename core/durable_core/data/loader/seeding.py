@@ -40,13 +40,13 @@ class Seeder:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_process": None}  # streams and memory are the process's own
 
-    def run(self, attempt: Callable[[], T]) -> T:
-        """``attempt()``, perhaps more than once: it begins each of its parts by ``each`` or ``part``."""
+    def run(self, attempt: Callable[..., T], *what: Any) -> T:
+        """``attempt(*what)``, perhaps more than once: it begins each of its parts by ``each`` or ``part``."""
         if self.seeds is None:
-            return attempt()
+            return attempt(*what)
         if self._process is None:
             self._process = _Process(always=self._always, restore=self._restore)
-        return self._process.run(attempt)
+        return self._process.run(attempt, what)
 
     def each(self, ids: Sequence[int], epochs: int | Sequence[int]) -> Iterator[int]:
         """``ids``, each under its own randomness; ``epochs``: of all or of each."""
@@ -79,7 +79,7 @@ class _Process:
         self._restore = restore
         self._rng = SampleRng(torch.Generator())
 
-    def run(self, attempt: Callable[[], T]) -> T:
+    def run(self, attempt: Callable[..., T], what: tuple[Any, ...]) -> T:
         users = self._restore and get_worker_info() is None  # in a worker the streams are ours
         if users or self._stale:
             self._batch.mark(save=users)
@@ -91,7 +91,7 @@ class _Process:
         try:
             while True:
                 try:
-                    result = attempt()
+                    result = attempt(*what)
                 except Exception:
                     if not self._missed():  # else it may have failed on numbers it should not have drawn
                         raise

@@ -20,14 +20,16 @@ from torch.utils.data import DataLoader
 
 from durable_core.data.cursor import Layout
 from durable_core.data.ledger import Tag
-from durable_core.data.loader.fetch import Collate, Collation, MapFetcher, Pieces, Receipt, Ticket
+from durable_core.data.loader.failures import unwrapped
+from durable_core.data.loader.fetch import Collate, Collation, MapFetcher, Pieces, Ticket
 from durable_core.data.loader.seeding import Seeder
 from durable_core.data.loader.streams import Preserved
 from durable_core.data.order import Order, spanned_ids, wrapped_ids
 from durable_core.data.packing import Packing
 from durable_core.data.rng import SampleSeeds, seed_streams
-from durable_core.errors import CorruptError, OrderError, SpecMismatchError
-from durable_core.format.ledger import RowFlag
+from durable_core.errors import OrderError, SpecMismatchError
+
+AT_ONCE = 4096  # positions of an order looked up in one call
 
 
 @dataclass(frozen=True)
@@ -92,15 +94,32 @@ class MapSource:
     def open(self, epoch: int, batch: int, state: Any) -> Iterator[tuple[Tag, Any]]:
         layout = self._layout
         batches = layout.batches_in(epoch)
-        delivered = self._loader.run(self._ticket(epoch, k) for k in range(batch, batches))
-        count, whole = batch, (0, layout.global_batch)
-        for receipt, content in delivered:
+        count, whole, final = batch, layout.global_batch, batches - 1
+        for tag, content in self._loader.run(self._tickets(epoch, batch, batches)):
             count += 1
-            last = receipt.batch == batches - 1
-            start, stop = layout.interval(receipt.batch, epoch) if last else whole
-            yield tagged(receipt, stop - start, last), content
+            tag.last = tag.batch == final
+            tag.samples = layout.samples(epoch, final) if tag.last else whole
+            yield tag, content
         if count != batches:
             raise OrderError(f"epoch {epoch} ended after {count} of {batches} batches")
+
+    def _tickets(self, epoch: int, batch: int, batches: int) -> Iterator[Ticket]:
+        if self._layout.remainder != "straddle":
+            yield from self._regular(epoch, batch, batches - 1)
+            batch = max(batch, batches - 1)
+        for k in range(batch, batches):
+            yield self._ticket(epoch, k)
+
+    def _regular(self, epoch: int, begin: int, end: int) -> Iterator[Ticket]:
+        """Of batches that no remainder is in: the ids of many are looked up at once."""
+        total = self._layout.global_batch
+        first, last = (total * r // self._replicas for r in (self._replica, self._replica + 1))
+        some = max(AT_ONCE // total, 1)
+        for start in range(begin, end, some):
+            many = min(some, end - start)
+            ids = self._order.ids(epoch, start * total, (start + many) * total).reshape(many, total)
+            for number, own in enumerate(ids[:, first:last], start):
+                yield Ticket(epoch, number, first, own)
 
     def _ticket(self, epoch: int, batch: int) -> Ticket:
         layout, replica, replicas = self._layout, self._replica, self._replicas
@@ -108,13 +127,14 @@ class MapSource:
         if layout.remainder == "straddle":
             part = start - layout.interval(batch, epoch)[0]
             ids, epochs = spanned_ids(self._order, layout.spans(epoch, batch, replica, replicas))
-            return Ticket(epoch, batch, part, tuple(ids.tolist()), 0, Pieces(tuple(epochs.tolist())))
+            return Ticket(epoch, batch, part, ids, 0, Pieces(epochs))
         wanted = wrapped_ids(self._order, epoch, start, stop)
         padded = layout.padded(epoch, batch, replica, replicas)
         if padded:  # what fills it up repeats the last sample; of the whole batch, if the share has none
             last = wanted[-1:] or wrapped_ids(self._order, epoch, layout.size - 1, layout.size)
             wanted += last * padded
-        return Ticket(epoch, batch, start - batch * layout.global_batch, wanted, padded)
+        ids = np.array(wanted, dtype=np.int64)
+        return Ticket(epoch, batch, start - batch * layout.global_batch, ids, padded)
 
 
 class MapLoader:
@@ -138,41 +158,16 @@ class MapLoader:
             **reading.arguments(),
         )
 
-    def run(self, tickets: Iterator[Ticket]) -> Iterator[Any]:
+    def run(self, tickets: Iterator[Ticket]) -> Iterator[tuple[Tag, Any]]:
+        """The batches asked for, in that order; the tags want what only the source knows."""
         if not self._loader.num_workers and not self._loader.pin_memory:
-            return map(self._fetcher.__getitem__, tickets)  # all that torch's would do, less its profiling
+            return map(self._fetcher.fetch, tickets)  # all that torch's would do, less its profiling
         self._feed.tickets = tickets
-        return iter(self._loader)
+        return unwrapped(iter(self._loader))
 
 
 def _as_it_is(fetched: Any) -> Any:
     return fetched
-
-
-def tagged(receipt: Receipt, samples: int, last: bool, state: Any = None) -> Tag:
-    """The tag of a batch that came; ``samples`` over all replicas, as planned."""
-    if receipt.empty:
-        raise CorruptError(
-            f"epoch {receipt.epoch} batch {receipt.batch}",
-            f"all of its records were left out: {', '.join(map(str, receipt.skipped[:8]))}",
-            hint="a batch cannot be empty: mend the data, or use larger batches",
-        )
-    return Tag(
-        receipt.epoch,
-        receipt.batch,
-        np.array(receipt.ids, dtype=np.int64),
-        samples,
-        last,
-        state,
-        None if receipt.amounts is None else np.array(receipt.amounts, dtype=np.int64),
-        RowFlag.PADDED if receipt.padded else RowFlag.NONE,
-        receipt.skipped,
-        receipt.seconds,
-        receipt.measured,
-        None if receipt.epochs is None else np.array(receipt.epochs, dtype=np.int64),
-        None if receipt.lengths is None else np.array(receipt.lengths, dtype=np.int64),
-        receipt.skipped_epochs,
-    )
 
 
 class SamplerSource:
@@ -207,11 +202,11 @@ class SamplerSource:
         self._states.clear()
         limit = None if self.batches is None else self.batches - batch
         tickets = itertools.islice(self._tickets(epoch, batch, state), limit)
-        for receipt, content in self._loader.run(tickets):
-            last = self.batches is not None and receipt.batch == self.batches - 1
-            after = self._states.popleft()  # drawn in this order, delivered in this order
-            samples = len(receipt.ids) + len(receipt.skipped)
-            yield tagged(receipt, samples, last, after), content
+        for tag, content in self._loader.run(tickets):
+            tag.last = self.batches is not None and tag.batch == self.batches - 1
+            tag.state = self._states.popleft()  # drawn in this order, delivered in this order
+            tag.samples = len(tag.ids) + (0 if tag.skipped is None else len(tag.skipped))
+            yield tag, content
 
     def _tickets(self, epoch: int, batch: int, state: Any) -> Iterator[Ticket]:
         if hasattr(self._sampler, "set_epoch"):
@@ -231,7 +226,7 @@ class SamplerSource:
                 return
             if k >= batch:
                 self._states.append(copy.deepcopy(self._sampler.state_dict()) if self._stateful else None)
-                yield Ticket(epoch, k, 0, ids)
+                yield Ticket(epoch, k, 0, np.array(ids, dtype=np.int64))
 
     def _draw(self, drawn: Iterator[Any]) -> tuple[int, ...] | None:
         if self._batch_size is None:  # a batch sampler
