@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,7 @@ class RowFlag(enum.IntFlag):
     PADDED = 8  # the batch was filled up with masked samples, by declaration; those are not in ``ids``
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # one for each batch, and freezing it would take five times as long
 class Row:
     """One batch that a committed step consumed.
 
@@ -140,27 +141,33 @@ def _split(name: str, arrays: Mapping[str, Ids], ends: Ids, rows: int, key: str)
 
 @dataclass(frozen=True)
 class LedgerIndex:
-    """The segments of one checkpoint, by role; ``parent`` is the checkpoint they follow on."""
+    """The segments of one checkpoint, by role; ``parent`` is the checkpoint they follow on.
+
+    ``cursor``: the plain values of the position committed with it, which tell how batches are counted when
+    the manifest is long retired. ``None`` in older ones, and where there is no position.
+    """
 
     generation: int
     c: int
     step: int
     parent: int | None
     segments: Mapping[str, LedgerSegment]
+    cursor: Mapping[str, Any] | None = None
 
 
 def encode_index(index: LedgerIndex) -> bytes:
     """Canonical bytes; their sha256 stands in the commit record."""
-    return canonical.dumps(
-        {
-            "v": VERSION,
-            "generation": index.generation,
-            "c": index.c,
-            "step": index.step,
-            "parent": index.parent,
-            "segments": {role: segment_json(segment) for role, segment in index.segments.items()},
-        }
-    )
+    document: dict[str, Any] = {
+        "v": VERSION,
+        "generation": index.generation,
+        "c": index.c,
+        "step": index.step,
+        "parent": index.parent,
+        "segments": {role: segment_json(segment) for role, segment in index.segments.items()},
+    }
+    if index.cursor is not None:
+        document["cursor"] = dict(index.cursor)
+    return canonical.dumps(document)
 
 
 def decode_index(data: bytes, *, key: str) -> LedgerIndex:
@@ -172,6 +179,7 @@ def decode_index(data: bytes, *, key: str) -> LedgerIndex:
         step=fields.count("step"),
         parent=fields.count_or_null("parent"),
         segments=_read_segments(fields, key),
+        cursor=fields.mapping("cursor") if fields.has("cursor") else None,
     )
     fields.end()
     return index
