@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from durable_core.data.mixture import policy as mixture
 from durable_core.data.mixture.lanes import UNIFORM
-from durable_core.data.order import Ids, Order, order_from
+from durable_core.data.order import Ids, order_from
+from durable_core.data.order.buffered import BUFFERED, BufferedSequence
 from durable_core.data.packing import policy as packing
 from durable_core.data.packing.packer import FIELDS, residue
 from durable_core.errors import UnsupportedError
 
 _KNOWN = {*mixture.NAMES.values(), *packing.NAMES.values()}
+
+
+class Drawing(Protocol):
+    """In which order the records of an epoch are drawn: an ``Order``, or what can answer as one."""
+
+    @property
+    def size(self) -> int: ...
+
+    def ids(self, epoch: int, start: int, stop: int, /) -> Ids: ...
 
 
 @dataclass(frozen=True)
@@ -25,14 +35,16 @@ class Standing:
 
     With replacement ``epoch`` is 0, and ``drawn`` ordinals were drawn. ``order``: of an epoch; None when
     this cannot be computed. ``pending``: int64 [pieces, 4], those (id in the source, epoch, begin, end) of
-    what was drawn that wait for their pack. More may have been drawn: of the chunk that a packer has in hand
-    only the packer's part is known to this.
+    what was drawn that wait for their pack. ``exact``: no more than that was drawn; otherwise what was taken
+    of the chunk that the packer has in hand is not in these numbers.
     """
 
     epoch: int
     drawn: int
-    order: Order | None = None
+    order: Drawing | None = None
     pending: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, FIELDS), np.int64))
+
+    exact: bool = True
 
     def due(self) -> Ids | None:
         """Ids drawn of ``epoch``; None when that cannot be said."""
@@ -66,7 +78,7 @@ def _standings(plan: Mapping[str, Any], state: Any, epoch: int, seed: int) -> li
     which = np.searchsorted(ends, pieces[:, 0], side="right")
     bases = np.concatenate([[0], ends])
     return [
-        Standing(one.epoch, one.drawn, one.order, pieces[which == i] - [bases[i], 0, 0, 0])
+        Standing(one.epoch, one.drawn, one.order, pieces[which == i] - [bases[i], 0, 0, 0], not state["used"])
         for i, one in enumerate(found)
     ]
 
@@ -86,8 +98,20 @@ def _of_lane(lane: Mapping[str, Any], place: Any, seed: int) -> Standing:
     return Standing(number, within or 0, None if lane["name"] == UNIFORM else _order(lane, seed))
 
 
-def _order(description: Mapping[str, Any], seed: int) -> Order | None:
+class _Buffered:
+    """A bounded shuffle, whose epoch is computed as a whole."""
+
+    def __init__(self, sequence: BufferedSequence) -> None:
+        self._sequence, self.size = sequence, sequence.size
+
+    def ids(self, epoch: int, start: int, stop: int) -> Ids:
+        return self._sequence.take(self._sequence.start(epoch), self.size)[0].ids[start:stop]
+
+
+def _order(description: Mapping[str, Any], seed: int) -> Drawing | None:
     try:
+        if str(description["name"]).partition(":")[0] == BUFFERED:
+            return _Buffered(BufferedSequence.from_description(description, seed=seed))
         return order_from(description, seed=seed)
     except UnsupportedError:
         return None

@@ -18,7 +18,7 @@ from durable_core.engine.due import Plan
 from durable_core.engine.inspect import Reader
 from durable_core.errors import CorruptError, DigestMismatchError, ObjectNotFoundError
 from durable_core.format import digests
-from durable_core.format.ledger import Row, decode_index, decode_segment
+from durable_core.format.ledger import LedgerIndex, Row, decode_index, decode_segment
 from durable_core.types import CheckpointState
 
 
@@ -77,8 +77,9 @@ def audit(reader: Reader, c: int | None = None, *, sequence: DataSequence | None
     infos = lineage_of(reader, c)
     notes: list[str] = []
     segments = [
-        Segment(info.c, after, info.step, LazyRows(reader, info), *position_of(reader, info, notes))
+        Segment(info.c, after, info.step, rows, *position_of(reader, info, notes), rows.global_batch)
         for info, after in zip(infos, [-1, *(info.step for info in infos)], strict=False)
+        for rows in [LazyRows(reader, info)]
     ]
     found = consume(segments, sequence=sequence)
     notes += [f"steps {max(s.after, 0) + 1} to {s.through} (c{s.c}) left no ledger" for s in found.silent]
@@ -115,15 +116,20 @@ def lineage_of(reader: Reader, c: int | None) -> list[CheckpointInfo]:
 
 
 class LazyRows(Mapping[str, Sequence[Row]]):
-    """The rows of a checkpoint by role, read when they are asked for: a long history need not fit memory."""
+    """The rows of a checkpoint by role, read when they are asked for: a long history need not fit memory.
+
+    ``global_batch``: what their batches are counted in, where the ledger tells."""
 
     def __init__(self, reader: Reader, info: CheckpointInfo) -> None:
+        index = _index(reader, info)
         self._reader = reader
-        self._segments = _segments(reader, info)
+        self._segments = {} if index is None else index.segments
+        size = None if index is None or index.cursor is None else index.cursor.get("global_batch")
+        self.global_batch: int | None = size if type(size) is int and size > 0 else None
 
     def __getitem__(self, role: str) -> Sequence[Row]:
-        key, digest = self._segments[role]
-        return decode_segment(_checked(self._reader, key, digest), key=key)
+        segment = self._segments[role]
+        return decode_segment(_checked(self._reader, segment.key, segment.digest), key=segment.key)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._segments)
@@ -132,17 +138,17 @@ class LazyRows(Mapping[str, Sequence[Row]]):
         return len(self._segments)
 
 
-def _segments(reader: Reader, info: CheckpointInfo) -> dict[str, tuple[str, str]]:
-    """Role -> (key, digest) of what it consumed on the way to this checkpoint."""
+def _index(reader: Reader, info: CheckpointInfo) -> LedgerIndex | None:
+    """What each role consumed on the way to this checkpoint."""
     if info.ledger is None:
-        return {}
+        return None
     key, digest = info.ledger
     index = decode_index(_checked(reader, key, digest), key=key)
     if (index.c, index.step, index.parent) != (info.c, info.step, info.parent):
         raise CorruptError(
             key, f"speaks of c{index.c} at step {index.step}, not of c{info.c} at step {info.step}"
         )
-    return {role: (segment.key, segment.digest) for role, segment in index.segments.items()}
+    return index
 
 
 def _checked(reader: Reader, key: str, digest: str) -> bytes:

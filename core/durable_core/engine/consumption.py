@@ -19,7 +19,7 @@ from typing import Any
 from durable_core.data.cursor import Cursor
 from durable_core.data.order import Ids
 from durable_core.data.sequence import Sequence as DataSequence
-from durable_core.engine.due import Due, Plan, due
+from durable_core.engine.due import Due, Plan, due, same_data
 from durable_core.engine.found import Found, OpenEpoch, difference, joined, listed, runs_of
 from durable_core.engine.portions import End, Portions
 from durable_core.engine.sources import SourceCount
@@ -35,7 +35,7 @@ class Segment:
 
     ``rows``: role -> its rows, oldest first; gone through once. ``cursor``: the position committed with
     ``c``; ``plan`` the description of its sequence, if it has one, and ``state`` that one's state. ``None``
-    when the manifest that holds them is retired.
+    when the manifest that holds them is retired; ``global_batch`` is then what batches were counted in.
     """
 
     c: int
@@ -45,6 +45,7 @@ class Segment:
     cursor: Cursor | None
     plan: Plan | None = None
     state: Any = None
+    global_batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class Consumption:
 def consume(segments: Sequence[Segment], *, sequence: DataSequence | None = None) -> Consumption:
     """Walk the segments of one lineage, oldest first.
 
-    A segment without a cursor is read with the description of the data in the next one that has it.
+    A segment without a cursor is read with the description of the data in the next one that has it, but
+    for the size of its batches, where that is known.
     ``sequence``: the run's own, for one that cannot be computed from its description alone (packing needs
     the lengths of the documents).
     """
@@ -107,7 +109,9 @@ def consume(segments: Sequence[Segment], *, sequence: DataSequence | None = None
         described[-1] = (_after(segments), None)
     for i in range(len(described) - 2, -1, -1):
         if described[i][0] is None:
-            described[i] = described[i + 1]
+            (cursor, plan), size = described[i + 1], segments[i].global_batch
+            assert cursor is not None
+            described[i] = (cursor if size is None else replace(cursor, global_batch=size), plan)
     walk = _Walk(sequence)
     for segment, (cursor, plan) in zip(segments, described, strict=True):
         assert cursor is not None
@@ -145,6 +149,7 @@ class _Walk:
         self._portions: Portions | None = None
         self._samples, self._pieces = 0, 0
         self._epochs_lost = 0  # samples of epochs without any row
+        self._checked = 0  # the epoch of the last cursor that was looked at
         self._base = 0  # samples consumed before this lineage begins
         self._ids_checked = True
         self._silent: list[Segment] = []
@@ -199,7 +204,7 @@ class _Walk:
         )
 
     def _describe(self, cursor: Cursor, plan: Plan | None) -> None:
-        if self._data is None or self._due is None or not _same(self._data, (cursor, plan)):
+        if self._data is None or self._due is None or not same_data(self._data, (cursor, plan)):
             self._due = due(cursor, plan, self._sequence)
             was = None if self._data is None else self._data[0]
             if was is not None and was.global_batch and was.global_batch != cursor.global_batch:
@@ -305,6 +310,12 @@ class _Walk:
     def _check_cursor(self, c: int, cursor: Cursor) -> None:
         """The cursor committed with the model and the rows committed with it say the same."""
         counted = cursor.consumed_samples - self._base
+        untold = 0  # samples that short batches of packs had less than others; their rows name pieces
+        if self._portions is not None and self._portions.packed and not self._now.computes:
+            untold = (cursor.epoch - self._checked) * cursor.global_batch
+        self._checked = cursor.epoch
+        if 0 < self._samples - counted < untold:
+            self._samples = counted
         if counted != self._samples:
             detail = f"the cursor counts {counted} samples, the ledger {self._samples}"
             self._find("cursor", c, cursor.epoch, abs(counted - self._samples), detail)
@@ -382,12 +393,3 @@ class _Walk:
     def _find(self, kind: str, c: int | None, epoch: int | None, count: int, detail: str) -> None:
         if len(self._findings) < MAX_FINDINGS:  # the first ones tell; a broken loader would fill the memory
             self._findings.append(Finding(kind, c, epoch, count, detail))
-
-
-# --- arithmetic ------------------------------------------------------------------------------
-
-
-def _same(was: tuple[Cursor, Plan | None], now: tuple[Cursor, Plan | None]) -> bool:
-    """Both describe the same data; the position may differ."""
-    names = ("dataset_id", "order", "seed", "size", "global_batch", "remainder")
-    return was[1] == now[1] and all(getattr(was[0], name) == getattr(now[0], name) for name in names)

@@ -8,7 +8,7 @@ has its ordinal, and comes once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -167,6 +167,7 @@ class Drawn:
         """
         if standing is not None:
             self._wait(standing)
+            standing = standing if standing.exact else self._at_least(standing)
         yield from self._faults
         for epoch, tally in sorted(self._open.items()):
             beyond = tally.beyond()
@@ -187,6 +188,22 @@ class Drawn:
             unknown = np.full(len(keys), _UNKNOWN, np.int64)
             if len(keys):
                 self._open.setdefault(epoch, _Tally()).add(keys, (ends - begins)[mine], unknown)
+
+    def _at_least(self, standing: Standing) -> Standing:
+        """Records are drawn in their order, and packed as they are: before the last one, all were."""
+        epoch = max([standing.epoch, *self._open, *self._over]) if self._once else 0
+        drawn = standing.drawn if epoch == standing.epoch else 0
+        tally = self._open.get(epoch)
+        if epoch in self._over:
+            drawn = self._size
+        elif tally is not None:
+            tally.merge()
+            if not self._once:
+                drawn = max([drawn, *(tally.ids[-1:] + 1).tolist()])
+            elif standing.order is not None:
+                came = np.isin(standing.order.ids(epoch, 0, self._size), tally.ids)
+                drawn = max([drawn, *(np.flatnonzero(came)[-1:] + 1).tolist()])
+        return replace(standing, epoch=epoch, drawn=drawn)
 
     def _missing(self, epoch: int, standing: Standing) -> Iterator[Fault]:
         tally = self._open.get(epoch, _Tally())

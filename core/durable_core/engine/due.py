@@ -254,3 +254,9 @@ def _order(cursor: Cursor, plan: Plan | None) -> Order | None:
 def amounts_of(batch: Batch) -> Ids | None:
     """Tokens of each piece of a packed batch."""
     return None if batch.begins is None or batch.ends is None else batch.ends - batch.begins
+
+
+def same_data(was: tuple[Cursor, Plan | None], now: tuple[Cursor, Plan | None]) -> bool:
+    """Whether both describe the same data; the position may differ."""
+    names = ("dataset_id", "order", "seed", "size", "global_batch", "remainder")
+    return was[1] == now[1] and all(getattr(was[0], name) == getattr(now[0], name) for name in names)

@@ -128,7 +128,7 @@ class OpenEpoch:
 
     def rescale(self, old: int, new: int) -> None:
         """Batches are counted in ``new`` samples from here on, no longer in ``old``."""
-        self.next = self.next * old // new
+        self.next = -(-self.next * old // new)  # uneven only after the last batch, a short one
         self.gaps = [range(gap.start * old // new, gap.stop * old // new) for gap in self.gaps]
 
     def fill(self, batch: int) -> bool:

@@ -83,7 +83,7 @@ class Portions:
         self._bases = np.array([source.base for source in self._sources], np.int64)
         self._told = _Told()
         self._drawn = 0
-        self._packed = False
+        self.packed = False
         self._blind = False  # a batch came of which nobody knows the epochs
         self._blamed = np.zeros((2, len(self._sources)), np.int64)
         self._changed = False
@@ -113,7 +113,7 @@ class Portions:
         for i in self._which(pieces.ids[len(pieces.ids) - pieces.left_out :]).tolist():
             self._sources[i].left_out += 1
         if pieces.amounts is not None:
-            self._packed = True
+            self.packed = True
             sums = np.bincount(self._which(pieces.ids), pieces.amounts, len(self._sources))
             for source, tokens in zip(self._sources, sums.tolist(), strict=True):
                 source.tokens += int(tokens)
@@ -143,9 +143,9 @@ class Portions:
                 source.drawn.take(*(x[inside] for x in (epochs[mine], local, amounts[mine], lengths[mine])))
                 continue
             source.blind.draws += len(local)
-            if source.once and not self._packed and self._one_after_the_other:
+            if source.once and not self.packed and self._one_after_the_other:
                 source.blind.take(local[inside])
-        if not self._packed:
+        if not self.packed:
             self._debts.follow(which, self._drawn)
             self._windows.follow(which)
         self._drawn += len(ids)
@@ -236,8 +236,7 @@ class Portions:
         packing = _packing_of(self._plan)
         row = 1 if packing is None else int(packing["length"])
         spare = (row - 1) * standing.epoch if packing is not None and packing["tail"] == "drop" else 0
-        ends = not self.mixed or self._policy.get("exhaustion") in ("stop", "renormalize")
-        if self._drops and ends and end.cursor.global_batch:
+        if self._drops and self._ends and end.cursor.global_batch:
             spare += (end.cursor.global_batch - 1) * row * end.ended
         return spare
 
@@ -246,11 +245,16 @@ class Portions:
         """Whether records leave the sequence in the order in which they are drawn, epoch by epoch."""
         packing = _packing_of(self._plan)
         greedy = packing is None or str(packing["name"]).startswith("greedy")
-        return greedy and not (self._drops and self.mixed)
+        return greedy and not (self.mixed and self._drops and self._ends)
+
+    @property
+    def _ends(self) -> bool:
+        """Whether an epoch of the loader ends by itself, and not at some number of samples."""
+        return not self.mixed or self._policy.get("exhaustion") in ("stop", "renormalize")
 
     def _what_was_judged(self, complete: bool, declared: int) -> list[str]:
         if self._blind:
-            judged = self._one_after_the_other and not self._packed
+            judged = self._one_after_the_other and not self.packed
             text = "epochs of the sources are not told apart: how often each record came is not judged"
             return [] if judged else [text]
         if not complete:
@@ -273,7 +277,7 @@ class Portions:
             dataset_id=source.dataset_id,
             size=source.size,
             draws=source.draws,
-            tokens=source.tokens if self._packed else None,
+            tokens=source.tokens if self.packed else None,
             epochs=source.drawn.epochs + source.blind.epochs,
             repeated=repeated,
             skipped=skipped,
@@ -290,7 +294,7 @@ class Portions:
             return "weights are renormalized when a source is exhausted"
         if policy.get("exhaustion") == "stop" and self._drops:
             return "what is dropped at the end of an epoch counts in them"
-        if self._packed or policy.get("unit", "sample") not in ("sample", "document"):
+        if self.packed or policy.get("unit", "sample") not in ("sample", "document"):
             return f"they are declared in units of {policy.get('unit', 'tokens')}s, not of records"
         if any(source.weight is None for source in self._sources):
             return "no weights are declared"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,12 +48,23 @@ def read_manifest(tier: Tier, key: str, digest: str) -> Manifest:
     return decode(data, key=key)
 
 
-def read(home: Tier, key: str, digest: str, role: str, sources: Sources | None = None) -> Restored:
+def read(
+    home: Tier,
+    key: str,
+    digest: str,
+    role: str,
+    sources: Sources | None = None,
+    *,
+    whose: Callable[[Manifest], str] | None = None,
+) -> Restored:
     """Everything ``role`` needs, verified: documents from home, tensors from ``sources``.
 
-    Without ``sources`` the tensors come from home too. Raises as ``read_manifest`` and ``Sources.read``.
+    Without ``sources`` the tensors come from home too. ``whose``: the role whose part is read, where it is
+    not to be ``role``'s own; it is asked before anything but the manifest is. Raises as ``read_manifest``,
+    ``whose`` and ``Sources.read``.
     """
     manifest = read_manifest(home, key, digest)
+    role = role if whose is None else whose(manifest)
     wanted = tensor_keys(manifest, role)
     sources = home_alone(home) if sources is None else sources
     tensors = read_tensors(sources, manifest, wanted)
