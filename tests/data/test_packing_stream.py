@@ -13,7 +13,7 @@ import numpy as np
 import packing_life
 import pytest
 import torch
-from data_samples import Stateless, train
+from data_samples import Anew, Stateless, train
 from torch.utils.data import IterableDataset, get_worker_info
 
 from durable_core.data import DurableLoader
@@ -126,6 +126,29 @@ def test_resume_in_a_loader(packing: Packing, workers: int) -> None:
             done += rows_of(train(first, stop - len(epoch), ahead=1))
         torch.rand(3)
         second = make()
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        while len(done) < len(whole):
+            done += rows_of(train(second))
+        assert done == whole, stop
+
+
+class AnewTexts(Anew):
+    def __iter__(self) -> Any:
+        return ([value % 50] * (1 + value % 20) for value, _ in super().__iter__())
+
+
+@pytest.mark.parametrize("packing", [PACKINGS[0], PACKINGS[3]])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_documents_that_begin_anew_after_their_end_are_not_read_again(packing: Packing, workers: int) -> None:
+    def make() -> DurableLoader:
+        return DurableLoader(PackedStream(AnewTexts(18), packing), 2, seed=4, num_workers=workers)
+
+    loader = make()
+    epoch = rows_of(train(loader))
+    whole = epoch + rows_of(train(loader))
+    for stop in range(1, len(epoch) + 1) if not workers else range(len(epoch) - 3, len(epoch) + 1):
+        first, second = make(), make()
+        done = rows_of(train(first, stop, ahead=1))
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         while len(done) < len(whole):
             done += rows_of(train(second))

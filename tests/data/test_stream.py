@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from data_samples import Stateless, Stream, interrupted, listed, train
+from data_samples import Anew, Stateless, Stream, interrupted, listed, train
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from durable_core.data import DurableLoader, sample_rng
+from durable_core.data.loader.stream import StreamFetcher
 from durable_core.errors import SpecMismatchError, UnsupportedError, UsageError
 from durable_core.types import Promise
 
@@ -287,3 +288,59 @@ def test_without_state_items_are_passed_over_under_the_weakest_promise(workers: 
     again.load_state_dict(first.state_dict())
     assert train(again) == whole[3:]
     assert again.guarantees is Promise.DISTRIBUTION
+
+
+# --- streams that begin anew after their end ------------------------------------------------------
+
+
+def anew(workers: int, size: int, batch_size: int | None = 4, **more: Any) -> DurableLoader:
+    return DurableLoader(Anew(size), batch_size, seed=5, num_workers=workers, collate_fn=listed, **more)
+
+
+@pytest.mark.parametrize("size", [30, 32])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_that_ended_is_not_read_again(workers: int, drop_last: bool, size: int) -> None:
+    def make() -> DurableLoader:
+        return anew(workers, size, drop_last=drop_last)
+
+    first = make()
+    whole = [batch for _ in range(2) for batch in train(first)]
+    for stop in range(len(whole)) if not workers else (len(whole) // 2, len(whole) // 2 + 1):
+        assert interrupted(make, stop, len(whole)) == whole, stop
+        assert interrupted(make, stop, len(whole), ahead=2) == whole, stop
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than there are processors
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_worker_that_ended_before_the_others_does_not_read_its_part_again(
+    workers: int, drop_last: bool
+) -> None:
+    def make() -> DurableLoader:
+        return anew(workers, 18, drop_last=drop_last)
+
+    first = make()
+    whole = [batch for _ in range(2) for batch in train(first)]
+    for stop in range(1, len(whole) // 2 + 2):
+        assert interrupted(make, stop, len(whole), ahead=stop % 2) == whole, stop
+
+
+def test_a_stream_that_makes_its_own_batches_is_not_read_again_either() -> None:
+    def make() -> DurableLoader:
+        return DurableLoader(Anew(6), None, seed=5)
+
+    whole = [batch for first in (make(),) for _ in range(2) for batch in train(first)]
+    for stop in range(1, 8):
+        assert interrupted(make, stop, 12) == whole, stop
+
+
+def test_the_state_of_an_iterator_at_its_end_says_so() -> None:
+    iterator = iter(StreamFetcher(Anew(2), None))
+    assert not iterator.state_dict()["ended"]
+    assert len(list(iterator)) == 2 and list(iterator) == []  # not even in the same life
+    state = iterator.state_dict()
+    assert (state["ended"], state["ordinal"]) == (True, 2)
+    again = iter(StreamFetcher(Anew(2), None))
+    again.load_state_dict(state)
+    assert list(again) == [] and again.state_dict() == state

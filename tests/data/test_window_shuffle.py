@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_samples import Stateless, Stream, interrupted, listed, train
+from data_samples import Anew, Stateless, Stream, interrupted, listed, train
 from test_stream import OwnIterator
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -181,3 +181,23 @@ def test_what_cannot_continue_is_refused() -> None:
     shorter.load_state_dict(first.state_dict())
     with pytest.raises(OrderError, match="window 1 of the stream has 2 items, of which 3"):
         next(shorter)
+
+
+@pytest.mark.parametrize("size", [30, 32, 36])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_that_begins_anew_after_its_end_is_not_read_again(workers: int, size: int) -> None:
+    def make() -> DurableLoader:
+        return loader(workers, window=12, dataset=Anew(size))
+
+    whole = [batch for first in (make(),) for _ in range(2) for batch in train(first)]
+    half = len(whole) // 2
+    for stop in range(half + 2) if not workers else range(half - 2, half + 2):
+        assert interrupted(make, stop, len(whole), ahead=1) == whole, stop
+
+
+def test_by_hand_a_shuffled_stream_that_ended_has_ended() -> None:
+    first = iter(shuffled(5, dataset=Anew(8)))
+    assert len(list(first)) == 8 and list(first) == []
+    again = iter(shuffled(5, dataset=Anew(8)))
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert list(again) == []

@@ -76,6 +76,10 @@ class StreamFetcher(IterableDataset[StreamItem]):
 class StreamIterator(Iterator[StreamItem]):
     """Counts and seeds; its state holds the count, and the dataset's or its iterator's own state.
 
+    That the dataset's iterator has ended is part of the state, and then its own state is not: of a
+    dataset that begins anew after its end it would be where the next epoch begins. What has ended is
+    never asked again. The loader does not remember it either, for a worker that ended before the others.
+
     The dataset's iterator is made at the first need, so that a loaded state is in place before any
     of the dataset's code runs: first the dataset's state, then ``iter``, then the iterator's state.
     Before its first item it has none: a worker's share is often only settled by ``iter``.
@@ -89,11 +93,14 @@ class StreamIterator(Iterator[StreamItem]):
         self._iterator: Iterator[Any] | None = None
         self._ordinal = 0
         self._replayed = 0  # items to pass over first, when only their number is known
+        self._ended = False
 
     def __iter__(self) -> StreamIterator:
         return self
 
     def __next__(self) -> StreamItem:
+        if self._ended:
+            raise StopIteration
         while self._ordinal < self._replayed:
             self._take()
         value = self._take()
@@ -110,19 +117,23 @@ class StreamIterator(Iterator[StreamItem]):
             self._seeder.part(lambda: seeds.stream(self._epoch, self._worker, self._ordinal))
         if self._iterator is None:
             self._iterator = iter(self._dataset)
-        return next(self._iterator)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._ended = True
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         ordinal = max(self._ordinal, self._replayed)
-        if not ordinal:
-            return {"ordinal": 0, "dataset": None, "iterator": None}
-        return {
-            "ordinal": ordinal,
-            "dataset": _state_of(self._dataset),
-            "iterator": _state_of(self._iterator),
-        }
+        state = {"ordinal": ordinal, "ended": self._ended, "dataset": None, "iterator": None}
+        if ordinal and not self._ended:
+            state |= {"dataset": _state_of(self._dataset), "iterator": _state_of(self._iterator)}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("ended", False):  # not written by earlier versions
+            self._ordinal, self._ended = state["ordinal"], True
+            return
         if state["dataset"] is None and state["iterator"] is None:  # at the start, or the weakest promise
             self._replayed = state["ordinal"]
             return
@@ -169,7 +180,7 @@ class StreamCollate:
 
 def one_iterator(state: dict[str, Any]) -> dict[str, Any]:
     """The state of the only ``StreamIterator`` in that of a torchdata loader with 0 or 1 workers."""
-    if set(state) == {"ordinal", "dataset", "iterator"}:
+    if "ordinal" in state:
         return state
     holder = state[_SNAPSHOT][_WORKERS]["worker_0"] if _SNAPSHOT in state else state
     found: dict[str, Any] = holder[_FETCHER_STATE][_DATASET_ITER_STATE]
