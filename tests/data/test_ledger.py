@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from durable_core.data import ledger as module
 from durable_core.data.cursor import Cursor
@@ -134,6 +135,38 @@ def test_an_end_nobody_knew_before() -> None:
     assert (already.position, already.state) == ((1, 0), None)
 
 
+def test_an_epoch_without_a_batch_after_one_that_was_left_early() -> None:
+    ledger = make()
+    for k in range(2):
+        ledger.hand_over(tag(0, k))
+    ledger.acknowledge(1, step=1, no_update=False)
+    ledger.leave(1)
+    ledger.end_pass()
+    assert (ledger.position, ledger.outstanding) == ((2, 0), 0)
+    ledger.follow(2)
+    ledger.hand_over(tag(2, 0))
+    ledger.acknowledge(1, step=2, no_update=False)
+    assert places(ledger) == [(1, 0, 0), (2, 0, 1), (2, 2, 0)]
+    assert [row.abandoned for row in ledger.rows_since(0)] == [False, True, False]
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_an_epoch_without_a_batch_is_declared_too(trained: bool) -> None:
+    ledger = make()
+    ledger.hand_over(tag(0, 0, last=True))
+    if trained:
+        ledger.acknowledge(1, step=1, no_update=False)
+    for epoch in (1, 2):
+        ledger.follow(epoch)
+        ledger.end_pass()
+    ledger.follow(3)
+    ledger.hand_over(tag(3, 0))
+    ledger.acknowledge(1 if trained else 2, step=2, no_update=False)
+    rows = ledger.drain_rows()
+    assert [(row.epoch, row.abandoned) for row in rows] == [(0, False), (1, True), (3, False)]
+    assert ledger.position == (3, 1)
+
+
 def test_rows_stay_until_a_commit_made_them_durable() -> None:
     ledger = make()
     for k in range(3):
@@ -146,13 +179,30 @@ def test_rows_stay_until_a_commit_made_them_durable() -> None:
 
 
 def test_memory_is_bounded_for_a_caller_that_never_acknowledges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_FORGOTTEN", 3)
+    monkeypatch.setattr(module, "MAX_KEPT", 3)
+    monkeypatch.setattr(module, "MIN_KEPT", 1)
     ledger = make()
     for k in range(5):
         ledger.hand_over(tag(0, k))
     assert ledger.outstanding == 3
     with pytest.raises(OrderError, match="first 2 batches"):
         ledger.acknowledge(1, step=1, no_update=False)
+
+
+def test_large_states_count_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(state: object) -> int:
+        ledger = make()
+        for k in range(300):
+            ledger.hand_over(tag(0, k, state=state))
+        return ledger.outstanding
+
+    monkeypatch.setattr(module, "MIN_KEPT", 4)
+    monkeypatch.setattr(module, "MAX_KEPT_BYTES", 1 << 20)
+    assert kept(None) == kept({"at": 1}) == 300
+    for large in ({"buffer": list(range(5000))}, [b"x" * 40_000], {"a": {"b": np.zeros(5000)}}):
+        assert 4 < kept(large) < 30
+    assert kept(["x" * (1 << 21)]) == 4
+    assert kept(state=[torch.zeros(5000, dtype=torch.float64)]) < 30
 
 
 # --- states that go on over the end of an epoch --------------------------------------------------------

@@ -8,7 +8,9 @@ committed) does a row appear and the cursor advance.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +22,9 @@ from durable_core.data.physical.metrics import Metrics
 from durable_core.errors import OrderError, UsageError
 from durable_core.format.ledger import Row, RowFlag
 
-MAX_FORGOTTEN = 1 << 16  # batches remembered for a caller that never acknowledges any
+# What is remembered for a caller that never acknowledges any batch: so many, and so many bytes of them if
+# those are more than a few.
+MAX_KEPT, MIN_KEPT, MAX_KEPT_BYTES = 1 << 16, 64, 1 << 28
 
 
 @dataclass(slots=True)  # one for each batch, and freezing it would double its price
@@ -67,6 +71,7 @@ class Ledger:
         self._leaving = False
         self._acknowledged = 0
         self._last_step: int | None = None
+        self._given, self._kept = 0, MAX_KEPT
         self._forgotten = 0
 
     @property
@@ -110,7 +115,7 @@ class Ledger:
     def leave(self, epoch: int) -> None:
         """A new pass begins at ``epoch``; the one before was left early.
 
-        Its unacknowledged batches stay acknowledgeable until the new pass hands one over.
+        Its unacknowledged batches stay acknowledgeable until the new pass hands one over, or ends.
         """
         self._floor = self._handed = (epoch, 0)
         self._leaving = True
@@ -121,9 +126,12 @@ class Ledger:
 
     def end_pass(self) -> None:
         """The source has no more batches: the newest batch was the last of its epoch."""
+        self._settle_departure()
         epoch, batch = self._handed
         if self._outstanding and self._outstanding[-1].epoch == epoch:
             self._outstanding[-1] = dataclasses.replace(self._outstanding[-1], last=True)
+        elif self._due == (epoch, 0):
+            self._pass_over(epoch + 1)
         elif self._due == (epoch, batch):
             self._due = (epoch + 1, 0)
             self._state = self._state if self._carries else None
@@ -137,11 +145,18 @@ class Ledger:
                 hint="restart from the last checkpoint; a fetch that raised cannot be skipped over",
             )
         self._settle_departure()
-        if not self._acknowledged and len(self._outstanding) >= MAX_FORGOTTEN:
+        self._outstanding.append(tag)
+        self._given += 1
+        if not self._acknowledged:
+            self._forget_oldest(tag)
+        self._handed = _after(tag)
+
+    def _forget_oldest(self, newest: Tag) -> None:
+        if not self._given & (self._given - 1):  # measured at powers of two, which costs nothing
+            self._kept = min(MAX_KEPT, max(MIN_KEPT, MAX_KEPT_BYTES // _size(newest)))
+        while len(self._outstanding) > self._kept:
             self._outstanding.popleft()
             self._forgotten += 1
-        self._outstanding.append(tag)
-        self._handed = _after(tag)
 
     def acknowledge(self, n: int, step: int, no_update: bool) -> None:
         """The oldest ``n`` batches handed over were consumed by ``step``. All or none are recorded.
@@ -153,7 +168,7 @@ class Ledger:
         if self._forgotten:
             raise OrderError(
                 f"the first {self._forgotten} batches were handed over and never acknowledged",
-                hint=f"acknowledge at least every {MAX_FORGOTTEN} batches",
+                hint=f"acknowledge at least every {self._kept} batches",
             )
         if n > len(self._outstanding):
             raise OrderError(
@@ -165,6 +180,8 @@ class Ledger:
 
     def _acknowledge_oldest(self, step: int, no_update: bool) -> None:
         tag = self._outstanding[0]
+        if tag.batch == self._due[1] == 0 and tag.epoch > self._due[0]:
+            self._pass_over(tag.epoch)  # that none was lost was seen when it was handed over
         if (tag.epoch, tag.batch) != self._due:
             raise OrderError(
                 f"epoch {tag.epoch} batch {tag.batch} acknowledged where epoch {self._due[0]} "
@@ -196,6 +213,12 @@ class Ledger:
             if self._due < self._floor:
                 self._abandoned, self._due = self._due, self._floor
                 self._state = self._state if self._carries else None
+
+    def _pass_over(self, epoch: int) -> None:
+        """The epochs before ``epoch`` have no batch at all. Nothing else would say why, so a row has to."""
+        if self._abandoned is None:
+            self._abandoned = self._due
+        self._due = (epoch, 0)
 
     def _declare_departure(self) -> None:
         """An epoch was left and no batch has followed yet; at the end of a run none will.
@@ -233,3 +256,15 @@ class Ledger:
 
 def _after(tag: Tag) -> tuple[int, int]:
     return (tag.epoch + 1, 0) if tag.last else (tag.epoch, tag.batch + 1)
+
+
+def _size(value: Any) -> int:
+    """About how many bytes of memory it holds: what is shared with others is counted as well."""
+    size = sys.getsizeof(value)
+    if isinstance(value, Mapping):
+        return size + sum(_size(key) + _size(item) for key, item in value.items())
+    if isinstance(value, (list, tuple, set, deque)):
+        return size + sum(_size(item) for item in value)
+    if isinstance(value, Tag):
+        return size + _size((value.ids, value.amounts, value.epochs, value.lengths, value.state))
+    return size + int(getattr(value, "nbytes", 0))  # arrays and tensors
