@@ -615,11 +615,11 @@ def test_spawned_workers_work_too() -> None:
     [
         ({"in_order": False}, "in_order=True"),
         ({"batch_size": None}, "pass batch_size"),
-        ({"batch_size": 0}, "not positive"),
+        ({"batch_size": 0}, "batch_size must be 1"),
         ({"replica": 2, "replicas": 2}, "replica 2"),
         ({"size": 3, "drop_last": True}, "lower batch_size"),
         ({"replicas": 4}, '"wrap" to fill'),
-        ({"dataset": object()}, "no length"),
+        ({"dataset": object()}, "neither map-style"),
         ({"sampler": object(), "dataset": object()}, "neither map-style"),
     ],
 )

@@ -190,7 +190,7 @@ def test_another_sequence_is_refused_by_name() -> None:
         ({"remainder": "straddle"}, 'use "drop"'),
         ({"batch_size": 19, "drop_last": True}, "lower batch_size"),
         ({"batch_size": None}, "pass batch_size"),
-        ({"accumulate": 0}, "accumulate 0"),
+        ({"accumulate": 0}, "accumulate must be 1"),
         ({"order": "by_name"}, "full_prp_v1"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from durable_core.errors import UsageError
+from durable_core.data.numbers import whole
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class BlockShuffle:
     window: int = 8
 
     def __post_init__(self) -> None:
-        _check_positive("window", self.window)
+        object.__setattr__(self, "window", whole("window", self.window, 1))
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,4 @@ class BufferedShuffle:
     size: int = 1024
 
     def __post_init__(self) -> None:
-        _check_positive("size", self.size)
-
-
-def _check_positive(name: str, value: int) -> None:
-    if type(value) is not int or value < 1:
-        raise UsageError(f"{name} must be a positive whole number, not {value!r}")
+        object.__setattr__(self, "size", whole("size", self.size, 1))

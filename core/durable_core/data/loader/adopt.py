@@ -154,8 +154,8 @@ def check_stream(dataset: Any, *, replicas: int, promise: Promise) -> Promise:
 def check_sampler(sampler: Any, dataset: Any, *, replicas: int, promise: Promise) -> Promise:
     """The promise that a map-style dataset under a user's own sampler can keep; raises as above."""
     name = type(sampler).__name__
-    if not hasattr(dataset, "__getitem__"):
-        raise UsageError(f"{type(dataset).__name__} is neither map-style nor an IterableDataset")
+    if not hasattr(sampler, "__iter__"):
+        raise UsageError(f"{name} is no sampler: it gives no ids", hint="a sampler has __iter__")
     if replicas > 1:
         raise UnsupportedError(
             f"{name} orders samples in its own way and cannot be shared out between {replicas} replicas",

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
 
-from durable_core.data.cursor import Cursor, Layout, Remainder, class_name, length
+from durable_core.data.cursor import Cursor, Layout, class_name, length
 from durable_core.data.loader.adopt import check_sampler, check_stream
-from durable_core.data.loader.planned import SequenceSource, Share, Weights
-from durable_core.data.loader.seeding import SampleRngChoice
-from durable_core.data.loader.sequences import OrderChoice, evenly, make_map_order, make_sequence
+from durable_core.data.loader.planned import SequenceSource, Weights
+from durable_core.data.loader.sequences import evenly, make_map_order, make_sequence
+from durable_core.data.loader.settings import Settings as Settings
 from durable_core.data.loader.sources import MapSource, Reading, SamplerSource, Source
 from durable_core.data.loader.stream import StreamSource
 from durable_core.data.order import FULL_PERMUTATION, SEQUENTIAL, Order
-from durable_core.data.packing import Packing
 from durable_core.data.rng import SampleSeeds
 from durable_core.data.sequence import Sequence, epoch_batches
 from durable_core.errors import UnsupportedError, UsageError
@@ -25,46 +23,6 @@ from durable_core.types import Promise
 
 STREAM = "stream_v1"
 SAMPLER = "sampler_v1"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the caller of ``DurableLoader`` asked for; the meaning of each is explained there."""
-
-    dataset: Any
-    batch_size: int | None
-    shuffle: bool
-    seed: int | None
-    replica: int
-    replicas: int
-    remainder: Remainder
-    dataset_id: str
-    sampler: Any
-    promise: Promise
-    transform_version: str
-    sample_rng: SampleRngChoice
-    num_workers: int
-    collate_fn: Callable[[Any], Any]
-    order: OrderChoice | None = None
-    packing: Packing | None = None
-    stream_shares: bool = False
-    accumulate: int = 1
-    torch_arguments: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def streaming(self) -> bool:
-        """Whether the dataset is iterable rather than map-style."""
-        return isinstance(self.dataset, IterableDataset)
-
-    @property
-    def global_batch(self) -> int:
-        """Samples in one batch over all replicas; 0 when a batch sampler decides."""
-        return (self.batch_size or int(self.streaming)) * self.replicas
-
-    @property
-    def share(self) -> Share:
-        """Which part of each global batch this replica takes."""
-        return Share(self.global_batch, self.remainder, self.replica, self.replicas)
 
 
 @dataclass(frozen=True)
@@ -99,12 +57,6 @@ class Plan:
 
 def make_plan(settings: Settings) -> Plan:
     """Raises ``UnsupportedError`` or ``UsageError`` for what cannot be done or makes no sense."""
-    if not 0 <= settings.replica < settings.replicas:
-        raise UsageError(f"replica {settings.replica} is not in [0, {settings.replicas})")
-    if settings.batch_size is not None and settings.batch_size < 1:
-        raise UsageError(f"batch_size {settings.batch_size} is not positive")
-    if settings.accumulate < 1:
-        raise UsageError(f"accumulate {settings.accumulate} is not positive")
     chosen = settings.order is not None or settings.packing is not None
     if chosen and (settings.streaming or settings.sampler is not None):
         kind = "an iterable dataset" if settings.streaming else "a sampler of your own"

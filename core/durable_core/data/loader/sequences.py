@@ -16,6 +16,7 @@ from durable_core.data.order import (
     buffered,
     make_order,
 )
+from durable_core.data.order.make import needed_blocks
 from durable_core.data.packing import PackedSequence, Packing
 from durable_core.data.sequence import OrderedSequence, Sequence
 from durable_core.data.shuffle import BlockShuffle, BufferedShuffle
@@ -62,7 +63,7 @@ def make_sequence(
         mixed: Sequence = dataset.sequence(seed=seed, packing=packs, order=choice)
         return mixed
     if isinstance(choice, BufferedShuffle):
-        blocks = _blocks(dataset, choice)
+        blocks = needed_blocks(buffered.BUFFERED, _size(dataset), _blocks(dataset, choice))
         sequence: Sequence = buffered.BufferedSequence(
             blocks, buffer=choice.size, dataset_id=dataset_id, seed=seed
         )
@@ -81,12 +82,7 @@ def _packed(packing: Packing, sequence: Sequence, lengths: Any) -> Sequence:
 
 def make_map_order(dataset: Any, choice: OrderChoice, *, dataset_id: str, seed: int) -> Order:
     """The order of a map-style dataset. Raises ``UnsupportedError`` for one that lacks what it needs."""
-    size = length(dataset)
-    if size is None:
-        raise UnsupportedError(
-            f"{type(dataset).__name__} has no length, so it has no order",
-            hint="give it __len__, or make it an IterableDataset with state_dict",
-        )
+    size = _size(dataset)
     if isinstance(choice, BlockShuffle):
         blocks = _blocks(dataset, choice)
         return make_order(
@@ -98,6 +94,16 @@ def make_map_order(dataset: Any, choice: OrderChoice, *, dataset_id: str, seed: 
             hint="or a BlockShuffle(window) or BufferedShuffle(size)",
         )
     return make_order(str(choice), size, dataset_id=dataset_id, seed=seed)
+
+
+def _size(dataset: Any) -> int:
+    size = length(dataset)
+    if size is None:
+        raise UnsupportedError(
+            f"{type(dataset).__name__} has no length, so it has no order",
+            hint="give it __len__, or make it an IterableDataset with state_dict",
+        )
+    return size
 
 
 def _blocks(dataset: Any, choice: object) -> Any:
@@ -120,4 +126,6 @@ def _lengths(dataset: Any) -> Any:
             hint="build its manifest with `durable data build --lengths`, or give the dataset an attribute "
             "`lengths` (integers, one a record)",
         )
+    if length(lengths) != _size(dataset):
+        raise UsageError(f"there are {length(lengths)} lengths, and the dataset has {_size(dataset)} records")
     return lengths
