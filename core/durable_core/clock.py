@@ -35,3 +35,8 @@ class SystemClock:
 
     def new_id(self) -> str:
         return uuid.uuid4().hex
+
+
+def computed(*, process: bool = False) -> float:
+    """CPU seconds used so far by this thread, or by all threads of the process; for differences only."""
+    return time.process_time() if process else time.thread_time()

@@ -151,6 +151,50 @@ class GoalBreached(Event):
     gap_seconds: float
 
 
+# --- data ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InputStarved(Event):
+    """Over a window of steps that ends with ``step``, the data did not keep up at the tail of its fetches.
+
+    ``required`` and ``supplied`` (at that tail): tokens a second, or samples; ``waited``: the share of the
+    window that the loop spent waiting for batches; ``bottleneck``: I/O, decode, memory or parallelism, None
+    if not known; ``windows``: how many were so until now.
+    """
+
+    step: int
+    required: float
+    supplied: float
+    waited: float
+    bottleneck: str | None
+    reason: str
+    windows: int
+
+
+@dataclass(frozen=True)
+class MixtureDrifted(Event):
+    """A source of the mixture had more or less than it may: of ``window`` (first and end of all draws),
+    ``target`` units were due to it and ``actual`` came. By quotas that is a fault; by independent draws it is
+    hardly chance."""
+
+    step: int
+    source: str
+    target: float
+    actual: int
+    window: tuple[int, int]
+    reason: str
+
+
+@dataclass(frozen=True)
+class SourceRanOut(Event):
+    """A source of the mixture had no more after ``draws`` draws; by policy the others go on without it."""
+
+    step: int
+    source: str
+    draws: int
+
+
 # --- restoring -----------------------------------------------------------------------------
 
 
@@ -204,6 +248,17 @@ class SteppedDown(Event):
     to: int | None
     key: str
     reason: str
+
+
+@dataclass(frozen=True)
+class RolesChanged(Event):
+    """Checkpoint ``c`` was saved by the roles ``was`` and is restored by ``now``. ``dropped``: state that
+    differed between the replicas and is the first one's from here on."""
+
+    c: int
+    was: tuple[str, ...]
+    now: tuple[str, ...]
+    dropped: tuple[str, ...]
 
 
 @dataclass(frozen=True)

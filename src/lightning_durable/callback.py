@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 
 from durable_core.commit.retention import Retention
 from durable_core.session.places import Tiers
-from durable_core.session.settings import Backlog, OnBreach, Resume
+from durable_core.session.settings import Backlog, OnBreach, Resume, Settings
 from durable_core.session.status import Status
 from durable_core.spec import RunSpec
 from durable_core.types import Promise
@@ -43,6 +43,8 @@ class DurableCheckpoint(Callback):
         retention: which checkpoints to keep; ``Retention()`` keeps the last three.
         backlog: when storage cannot keep up, ``"skip"`` a snapshot (counted) or ``"delay"`` the loop.
         on_rpo_breach: when more steps are at risk than declared: ``"continue"``, ``"pause"`` or ``"abort"``.
+        supply_window: steps over which the supply of data is judged; a warning says when it did not keep up,
+            and what held it back. 0: never.
         spec: the run's spec; ``None`` derives it from the script.
         run_key: names this fit under ``root``; needed when one script makes several.
         takeover: claim the run although another process seems to own it; that one is fenced.
@@ -73,6 +75,7 @@ class DurableCheckpoint(Callback):
         retention: Retention | None = None,
         backlog: Backlog = "skip",
         on_rpo_breach: OnBreach = "continue",
+        supply_window: int = Settings.supply_window,
         spec: RunSpec | None = None,
         run_key: str | None = None,
         takeover: bool = False,
@@ -88,6 +91,7 @@ class DurableCheckpoint(Callback):
             tiers=tiers,
             backlog=backlog,
             on_rpo_breach=on_rpo_breach,
+            supply_window=supply_window,
             spec=spec,
             run_key=run_key,
             takeover=takeover,

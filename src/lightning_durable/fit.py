@@ -228,6 +228,7 @@ class Fit:
         self._notices.publish()
 
     def _account(self) -> None:
+        self.run.watch(self._step, self.data.loader)
         """Count the optimizer step that happened since the last account, and acknowledge its batches."""
         now = self._trainer.global_step
         taken = self._batches_taken()

@@ -10,6 +10,7 @@ from durable_core.clock import SystemClock
 from durable_core.commit.state import CheckpointInfo, RunState
 from durable_core.engine import heartbeat
 from durable_core.engine.inspect import Reader, open_run
+from durable_core.errors import DurableError
 from durable_core.format.manifest import Manifest
 from durable_core.types import CheckpointState
 
@@ -99,7 +100,16 @@ def status(root: str) -> Answer:
         "voids": len(reader.view.voids),
     }
     shown = [(name, _brief(value)) for name, value in document.items()]
-    return Answer(document, [Table(("what", "is"), shown)])
+    human: list[Table | str] = [Table(("what", "is"), shown)]
+    try:
+        sources = _mixture(reader)
+    except (
+        DurableError
+    ) as error:  # a status is asked for when something is wrong: it tells, and does not fail
+        return Answer({**document, "unreadable": error.message}, [*human, f"unreadable: {error.message}"])
+    if sources is None:
+        return Answer(document, human)
+    return Answer({**document, "mixture": sources}, [*human, _mixture_table(sources)])
 
 
 def journal(root: str) -> Answer:
@@ -124,6 +134,36 @@ def journal(root: str) -> Answer:
         for e in entries
     ]  # fmt: skip
     return Answer(document, [Table(("seq", "time", "gen", "kind", "payload"), rows)])
+
+
+def _mixture(reader: Reader) -> dict[str, dict[str, Any]] | None:
+    """By source, what the mixture was to draw and had drawn at the newest checkpoint; None without one."""
+    if reader.state.head is None:
+        return None
+    position = reader.manifest(reader.checkpoint(reader.state.head)).cursor or {}
+    if "plan" not in position:
+        return None
+    from durable_core.data.mixture.report import mixture_in, report  # numpy takes longer than all the rest
+
+    found = mixture_in(position)
+    if found is None:
+        return None
+    policy, state = found
+    return {
+        name: {**vars(source), "unit": policy.unit, "tokens": source.units if policy.counts_tokens else None}
+        for name, source in report(policy, state).items()
+    }
+
+
+def _mixture_table(sources: dict[str, dict[str, Any]]) -> Table:
+    rows = [
+        (
+            name, f"{source['target']:.2%}", f"{source['share']:.2%}", source["draws"], source["tokens"],
+            source["epoch"], "ran out" if source["removed"] else None,
+        )
+        for name, source in sources.items()
+    ]  # fmt: skip
+    return Table(("source", "target", "actual", "draws", "tokens", "epoch", ""), rows)
 
 
 # --- words -----------------------------------------------------------------------------------

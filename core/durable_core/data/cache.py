@@ -61,7 +61,9 @@ class CacheUsage:
 
 class Pinned:
     """An object in the cache, which stays there until this is closed, or its process (and every process
-    forked from it meanwhile) has ended. ``path`` may be read and mapped."""
+    forked from it meanwhile) has ended. ``path`` may be read and mapped. ``hit``: opened as it lay."""
+
+    hit = False
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
@@ -133,6 +135,7 @@ class DataCache:
             )
         if (found := self._pin(path, nbytes)) is not None:
             self._count(hits=1)
+            found.hit = True
             return found
         self._count(misses=1)
         while True:

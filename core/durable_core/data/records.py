@@ -10,17 +10,19 @@ import bisect
 import operator
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from durable_core.clock import SystemClock, computed
 from durable_core.data.cache import DataCache
 from durable_core.data.files import LocalLocation, Location, open_location
 from durable_core.data.manifest.model import DatasetManifest
 from durable_core.data.manifest.store import load, load_lengths
+from durable_core.data.physical.metrics import Metrics, PerProcess
 from durable_core.data.physical.readahead import ReadAhead
 from durable_core.data.physical.retry import Retries
 from durable_core.data.readers.base import DEFAULT_HELD, Held, Record
@@ -39,6 +41,12 @@ from durable_core.errors import (
 
 OnBad = Literal["fail", "refetch", "quarantine", "skip"]
 POLICIES: tuple[OnBad, ...] = ("fail", "refetch", "quarantine", "skip")
+SAMPLED = 16
+"""Of records read where they are asked for, one in so many has its decoding measured, and stands for all:
+asking for CPU seconds costs as much as all other measuring."""
+_NOTED = 1 << 10
+_now = SystemClock().monotonic
+
 
 _BAD = (CorruptError, ObjectNotFoundError)
 """What a policy is about. A store that does not answer (``DataUnavailableError``) is not bad input."""
@@ -140,7 +148,9 @@ class RecordDataset:
             "timeout_s": timeout_s,
         }
         self._held_bytes, self._max_open = held_bytes, max_open
+        self._stored_in = [item.nbytes // max(item.records, 1) for item in manifest.objects]  # of a record
         self._starts = [item.start for item in manifest.objects]
+        self._measured = PerProcess()
         self._processes: dict[int, _Process] = {}
 
     @classmethod
@@ -174,8 +184,8 @@ class RecordDataset:
         id = operator.index(id)
         if not 0 <= id < len(self):
             raise IndexError(f"record {id} of {len(self)}")
-        ahead = self._here().ahead
-        record = self._record(id) if ahead is None else ahead.take(id).record
+        here = self._here()
+        record = self._timed(id, here.reads) if here.ahead is None else here.ahead.take(id).record
         return record if self.transform is None else self.transform(record)
 
     def prefetch(self, ids: Sequence[int]) -> None:
@@ -196,6 +206,21 @@ class RecordDataset:
     def quarantined(self) -> dict[str, str]:
         """Objects left out in this process, and why; give the names to the next run to leave them out."""
         return dict(self._quarantined)
+    @property
+    def metrics(self) -> Metrics:
+        """What reading has cost this process; a ``DurableLoader`` takes it from here with each batch.
+
+        ``read``: seconds for each record; ``decode``: of those, seconds of a CPU (see ``SAMPLED``);
+        ``nbytes`` as stored. ``hits``/``misses``: of the cache, each time an object is opened; ``retries``:
+        of the store; ``held``, ``depth``, ``age_s``: of reading ahead.
+        """
+        metrics = self._measured.here()
+        retries = self._location.counts.news()
+        if retries:
+            metrics.count(retries=retries)
+        self._account(self._here().reads)
+        return metrics
+
 
     def check_tokenizer(self, digest: str) -> None:
         """Raises ``SpecMismatchError`` unless the manifest was built with the tokenizer of this digest."""
@@ -225,6 +250,7 @@ class RecordDataset:
         return self._processes.get(pid) or self._processes.setdefault(pid, self._afresh())
 
     def _afresh(self) -> _Process:
+        metrics = self._measured.here()
         """Nothing is open in it yet, so that of two threads that make one the second's is only dropped."""
         objects = Objects(
             self.manifest.objects,
@@ -235,6 +261,7 @@ class RecordDataset:
             cache=self._cache,
             index_dir=self._index_dir,
             held=Held(self._held_bytes),
+            metrics=metrics,
             most=self._max_open,
         )
         ahead = None
@@ -242,8 +269,9 @@ class RecordDataset:
             # A file repeats its own reads, and bad input is for the policy: nothing is tried again here.
             once, threads = Retries(attempts=1), self._threads
             ahead = ReadAhead(
-                self._sized, threads=threads, retries=once, size_of=self._stored, **self._bounds
-            )
+                self._sized, threads=threads, retries=once, size_of=self._stored, metrics=metrics,
+                **self._bounds,
+            )  # fmt: skip
         return _Process(objects, ahead)
 
     def _number(self, id: int) -> int:
@@ -251,13 +279,38 @@ class RecordDataset:
         return bisect.bisect_right(self._starts, id) - 1
 
     def _stored(self, id: int) -> int:
-        item = self.manifest.objects[self._number(id)]
-        return item.nbytes // item.records
+        return self._stored_in[self._number(id)]
 
     # --- reading, by policy ------------------------------------------------------------------------
 
     def _sized(self, id: int) -> _Sized:
-        return _Sized(self._record(id), self._stored(id))
+        """In a thread of the read-ahead, which measures what its reads take."""
+        busy = computed()
+        record = self._record(id)
+        self._measured.here().measure("decode", computed() - busy)
+        return _Sized(record, self._stored(id))
+
+    def _timed(self, id: int, reads: list[tuple[int, float]]) -> Record:
+        """Here and now. What it took is only noted: it is added up for many records together."""
+        sampled = not len(reads) % SAMPLED
+        busy = computed() if sampled else 0.0
+        begun = _now()
+        record = self._record(id)
+        seconds = _now() - begun
+        reads.append((id, seconds))
+        if sampled:
+            self._measured.here().measure("decode", min(computed() - busy, seconds), SAMPLED)
+            if len(reads) > _NOTED:
+                self._account(reads)
+        return record
+
+    def _account(self, reads: list[tuple[int, float]]) -> None:
+        noted = reads[:]
+        del reads[: len(noted)]  # another thread may have added to it
+        if noted:
+            metrics = self._measured.here()
+            metrics.measure_all("read", [seconds for _, seconds in noted])
+            metrics.count(records=len(noted), nbytes=sum([self._stored(id) for id, _ in noted]))
 
     def _record(self, id: int) -> Record:
         number = self._number(id)
@@ -333,6 +386,8 @@ class _Process:
 
 
 def _format_of(manifest: DatasetManifest) -> str:
+    reads: list[tuple[int, float]] = field(default_factory=list)
+    """(id, seconds) of records read where they were asked for, and not yet added to the metrics."""
     kinds = {detect(item.name) for item in manifest.objects if item.records}
     if len(kinds) != 1 or None in kinds:
         raise UsageError(

@@ -6,6 +6,9 @@ import warnings
 
 from durable_core import events
 
+#: Share of the time: what is less is not worth a person's.
+WAITED = 0.05
+
 
 def warn(event: events.Event) -> None:
     """A listener of ``Board``; it is called on the thread the event happened on."""
@@ -57,6 +60,16 @@ def sentence_of(event: events.Event) -> str | None:
             f"lost with it: more than the declared goal"
         )
     if isinstance(event, events.SteppedDown):
+    if isinstance(event, events.InputStarved):
+        if event.waited < WAITED or event.windows & (event.windows - 1):
+            return None  # what was read ahead made up for it; or it is no longer news
+        return (
+            f"training waits for data, {event.waited:.0%} of its time up to step {event.step}: {event.reason}"
+        )
+    if isinstance(event, events.MixtureDrifted):
+        return f"the mixture has drifted at step {event.step}: {event.reason}"
+    if isinstance(event, events.SourceRanOut):
+        return f"source {event.source!r} ran out after {event.draws} draws; the others go on without it"
         return f"checkpoint {event.c} is damaged ({event.reason}); going back to {event.to}"
     if isinstance(event, events.ReplayMismatched):
         return f"the replay differs from what was trained before the failure: {event.reason}"

@@ -94,6 +94,7 @@ class DurableSession:
         on_rpo_breach: OnBreach = "continue",
         rpo_steps: int | None = None,
         tiers: Tiers | None = None,
+        supply_window: int = Settings.supply_window,
         takeover: bool = False,
         spec: RunSpec | None = None,
         world: World | None = None,
@@ -102,6 +103,7 @@ class DurableSession:
 
         ``every_n_steps`` counts calls of ``step()``; ``tiers``: where copies are kept beside ``root``.
         ``promise="distribution"`` needs ``accept_distribution``: why the conclusion drawn from the run allows
+        ``supply_window``: a warning says of how many steps each the data did not keep up with (0: never).
         samples to be repeated or skipped. Raises what ``Run.open`` and ``Run.load`` raise, ``PromiseError``
         when the loader cannot keep what is promised, and ``UsageError`` naming an object of ``state`` that
         cannot be saved. Trouble with the storage and whatever else a person should know is told as
@@ -124,6 +126,7 @@ class DurableSession:
         )
         world = world or World.torch_distributed()
         loader = loader_of(state)
+            supply_window=supply_window,
         check_share(loader, world)
         check_promise(loader, settings)
         if spec is None:  # the seed of the data order is the run's; without a loader it is nobody's
@@ -230,6 +233,7 @@ class DurableSession:
             return self._save(due=due)
         if self._unprepared:  # the optimizer has its moments only now: the state has its full size
             self._prepare()
+        self.run.watch(self._step, self._loader)
         return False
 
     def _drain(self) -> NoReturn:

@@ -14,6 +14,7 @@ from typing import Any
 
 from durable_core import events
 from durable_core.clock import Clock, SystemClock
+from durable_core.data.loader import DurableLoader
 from durable_core.engine import heartbeat, restore
 from durable_core.engine.copies import Fault
 from durable_core.engine.performer import Performer
@@ -40,6 +41,7 @@ from durable_core.session.status import Board, Status
 from durable_core.session.stores import open_stores, require_feasible
 from durable_core.session.tiers import open_tier
 from durable_core.session.world import World
+from durable_core.session.watching import MixtureWatch, SupplyWatch
 from durable_core.spec import RunSpec
 from durable_core.state import fingerprint
 from durable_core.tier.base import Tier
@@ -72,6 +74,8 @@ class Run:
         self.tier, self.clock, self.world, self.settings = tier, clock, world, settings
         self._opening = opening
         self._coordinator = coordinator
+        self._supply = SupplyWatch(settings.supply_window, self.board, clock)
+        self._mixture = MixtureWatch(self.board, clock)
         self._stores = open_stores(
             tier, settings.tiers, known_as=opening.root, run_id=opening.run_id,
             generation=opening.generation, role=world.role, slots=settings.slots,
@@ -273,6 +277,10 @@ class Run:
 
     # --- training ----------------------------------------------------------------------------
 
+    def watch(self, step: int, loader: DurableLoader | None) -> None:
+        """At every boundary, after its batches were acknowledged: told is whether the data keeps up."""
+        self._supply.boundary(step, loader)
+
     def due(self, step: int) -> Due | None:
         """What the cadence wants saved at this boundary. The same on all writers; costs no I/O."""
         return self._active().due(step)
@@ -308,6 +316,8 @@ class Run:
         due: Due | None = None,
         unchanging: frozenset[int] = frozenset(),
     ) -> bool:
+        if cursor is not None and self.world.coordinator:  # it is the same on all of them
+            self._mixture.saving(step, cursor)
         """Stage ``state`` (equal on every replica) and ``role`` (this writer's own) at a boundary.
 
         ``unchanging``: storages (``state.stable.storages``) that nothing changes before ``settle`` is called;

@@ -26,6 +26,8 @@ class Settings:
     (counted) or ``delay`` the loop until one is free. ``commit_deadline_s`` bounds the wait for
     another writer; ``metrics_window`` is how many metric rows a checkpoint carries.
     ``tiers``: where copies are kept beside the root.
+    ``supply_window``: steps over which the supply of data is judged, and told of when it does not keep up; 0:
+    never.
     ``insist``: the promise is kept or the start refused; otherwise changed software lowers it, and
     the journal says so. ``accept_distribution``: why the weakest promise is enough for what is concluded
     from the run; it is refused without.
@@ -47,6 +49,7 @@ class Settings:
     metrics_window: int = 50
     tiers: Tiers = field(default_factory=Tiers)
 
+    supply_window: int = 200
     @property
     def asked(self) -> Promise | None:
         """The promise that is insisted on."""
@@ -65,6 +68,8 @@ class Settings:
         if not self.commit_deadline_s > 0:
             raise UsageError(f"commit_deadline_s={self.commit_deadline_s}", hint="a positive time")
 
+        if self.supply_window < 0:
+            raise UsageError(f"supply_window={self.supply_window}", hint="steps, or 0 for none")
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from durable_core.data.ledger import Ledger
-from durable_core.data.loader.plan import Plan, Settings
+from durable_core.data.loader.plan import Plan
+from durable_core.data.loader.settings import Settings
 from durable_core.data.physical.metrics import Metrics
+from durable_core.data.physical.supply import Need, Verdict, judge
 from durable_core.types import Promise
 
 
@@ -22,14 +25,36 @@ class Answers:
     def metrics(self) -> Metrics:
         """What reading has cost so far, summed over the workers; ``lead``: handed over and not trained.
 
-        ``wait`` is what the training loop waited for batches, ``fetch`` what each took in its worker (not
-        known of iterable datasets); without workers they are the same. The rest is what the dataset itself
-        measures: a ``Metrics`` in its attribute ``metrics``.
+        ``wait`` is what the training loop waited for batches, ``fetch`` what each took in its worker and
+        ``compute`` the CPU seconds of that (neither is known of iterable datasets); without workers ``fetch``
+        is ``wait``. The rest is what the dataset itself measures: a ``Metrics`` in its attribute ``metrics``.
         """
         self._metrics.lead = self._ledger.outstanding
         if not self.num_workers:
             self._metrics.fetch = self._metrics.wait
         return self._metrics
+
+    def supply(
+        self, step_s: float, *, batches: int | None = None, measured: Metrics | None = None, q: float = 0.99
+    ) -> Verdict:
+        """Whether reading keeps up with steps of ``step_s`` seconds, not counting what they wait for data.
+
+        In tokens where samples are packs, else in samples, of this replica. The quantile ``q`` of a fetch
+        decides, and not the mean alone; where it does not suffice, what holds reading back is named.
+        ``batches`` in a step: by default ``accumulate``; ``measured``: all since this loader was made::
+
+            verdict = loader.supply(step_s=0.25)
+            if not verdict.sufficient:
+                print(verdict.reason, verdict.bottleneck)  # "I/O", "decode", "memory" or "parallelism"
+
+        Raises ``UsageError`` where ``step_s`` is not above 0.
+        """
+        settings = self._settings
+        samples = max(settings.global_batch // settings.replicas, 1)
+        tokens = samples * (1 if settings.packing is None else settings.packing.length)
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        need = Need(tokens, step_s, settings.accumulate if batches is None else batches)
+        return judge(need, measured or self.metrics(), workers=self.num_workers, cpus=cpus, q=q)
 
     @property
     def dataset(self) -> Any:

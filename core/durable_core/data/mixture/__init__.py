@@ -8,9 +8,12 @@ from durable_core.data.mixture.policy import Policy, Source
 from durable_core.data.mixture.report import (
     Finding,
     SourceReport,
+    check_between,
     check_debts,
     check_draws,
     check_window,
+    gone,
+    mixture_in,
     report,
 )
 from durable_core.data.mixture.sequence import MixedSequence
@@ -23,8 +26,11 @@ __all__ = [
     "Policy",
     "Source",
     "SourceReport",
+    "check_between",
     "check_debts",
     "check_draws",
     "check_window",
+    "gone",
+    "mixture_in",
     "report",
 ]

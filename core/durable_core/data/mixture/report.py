@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from durable_core.data.mixture.policy import Policy, Weights
+from durable_core.data.mixture.policy import NAMES, Policy, Weights
 from durable_core.data.mixture.quota import limit
 from durable_core.data.order import Ids
 from durable_core.errors import FormatError, UnsupportedError
@@ -132,6 +132,69 @@ def check_debts(policy: Policy, state: Mapping[str, Any]) -> list[Finding]:
         for name, count, debt in zip(policy.names, units, state["debts"], strict=True)
         if abs(debt) > state["limit"]
     ]
+
+
+def check_between(policy: Policy, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Finding]:
+    """Sources that strayed between two states of the mixture's sequence, and debts beyond their limit.
+
+    The counts themselves are compared with the weights, so a fault in keeping debts does not hide one in
+    drawing. Independent draws as in ``check_window``; quotas, of tokens as of draws: units - share beyond
+    twice the limit in force, as debts at both ends are within it. Nothing can be said over a change of
+    weights, nor of independent draws that are weighed by tokens.
+    """
+    before, after = _own(before), _own(after)
+    findings = check_debts(policy, after)
+    weights = policy.weights_at(after)
+    if before["version"] != after["version"] or not any(weights):
+        return findings
+    window = sum(before["draws"]), sum(after["draws"])
+    if "limit" in after:
+        findings += _strayed(policy, weights, before, after, window)
+    elif not policy.counts_tokens:
+        draws = [b - a for a, b in zip(before["draws"], after["draws"], strict=True)]
+        findings += check_window(policy, weights, draws, window)
+    return findings
+
+
+def _strayed(
+    policy: Policy,
+    weights: Weights,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    window: tuple[int, int],
+) -> list[Finding]:
+    """Quotas: the units of the window against the weights."""
+    name = "units" if "units" in after else "draws"
+    units = [b - a for a, b in zip(before[name], after[name], strict=True)]
+    total, drawn = sum(weights), sum(units)
+    allowed = 2 * after["limit"] / total
+    scores = [abs(count - drawn * weight / total) for count, weight in zip(units, weights, strict=True)]
+    return [
+        Finding(source, window, drawn * weight / total, count, score, allowed)
+        for source, weight, count, score in zip(policy.names, weights, units, scores, strict=True)
+        if score > allowed
+    ]
+
+
+def mixture_in(position: Mapping[str, Any]) -> tuple[Policy, Mapping[str, Any]] | None:
+    """The policy and the state of the mixture in a loader's ``state_dict()``, or in the cursor of a
+    checkpoint's manifest, which is the same; None where none is read, or nothing was acknowledged yet.
+
+    Raises ``FormatError`` for a mixture that is not one.
+    """
+    plan, source = position.get("plan"), position.get("source")
+    while isinstance(plan, Mapping) and isinstance(plan.get("inner"), Mapping):
+        plan = plan["inner"]
+    if not isinstance(plan, Mapping) or plan.get("name") not in NAMES.values():
+        return None
+    state = source.get("state") if isinstance(source, Mapping) else None
+    return None if state is None else (Policy.from_json(plan), _own(state))
+
+
+def gone(policy: Policy, state: Mapping[str, Any]) -> dict[str, int]:
+    """Sources that ran out and whose weight went to the others, by the draws each had had."""
+    own = _own(state)
+    return {policy.names[source]: own["draws"][source] for source, *_ in own.get("gone", ())}
 
 
 def _own(state: Mapping[str, Any]) -> Mapping[str, Any]:

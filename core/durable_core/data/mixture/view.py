@@ -21,6 +21,7 @@ from durable_core.data.mixture.report import SourceReport, report
 from durable_core.data.mixture.sequence import MixedSequence
 from durable_core.data.mixture.tokens import Tokens
 from durable_core.data.order import FULL_PERMUTATION, Ids, make_order
+from durable_core.data.physical.metrics import Metrics, PerProcess
 from durable_core.data.sequence import OrderedSequence, Sequence
 from durable_core.errors import UnsupportedError, UsageError
 
@@ -99,6 +100,7 @@ class Mixture:
         ends = list(accumulate(source.size for source in self.policy.sources))
         self.bases: tuple[int, ...] = (0, *ends[:-1])
         self._size, self._datasets = ends[-1], tuple(sources.values())
+        self._measured = PerProcess()
         verified = all(known and not name.startswith(UNVERIFIED) for name, known in ids.values())
         own = self.policy.digest if verified else f"{UNVERIFIED}mixture:{self.policy.digest}"
         self.dataset_id = own if dataset_id is None else dataset_id
@@ -144,6 +146,17 @@ class Mixture:
             ahead = getattr(self._datasets[source], "prefetch", None)
             if ahead is not None:
                 ahead(wanted[sources == source] - self.bases[source])
+
+    @property
+    def metrics(self) -> Metrics:
+        """What its sources have measured in this process, added up here: each time it is looked at, what is
+        new is taken from those whose attribute ``metrics`` is a ``Metrics``."""
+        total = self._measured.here()
+        for data in self._datasets:
+            measured = getattr(data, "metrics", None)
+            if isinstance(measured, Metrics):
+                total.merge(measured.take())
+        return total
 
     @cached_property
     def lengths(self) -> npt.NDArray[Any]:
@@ -237,6 +250,9 @@ def _attribute(source: str, data: Any, name: str) -> Any:
             f"source {source!r} has no {name}, which this mixture needs to know before it reads",
             hint=f"give the dataset an attribute `{name}` (integers, one per record)",
         )
+    if name in ("lengths", "loss_lengths") and np.shape(value) != (len(data),):
+        count = " x ".join(map(str, np.shape(value)))
+        raise UsageError(f"source {source!r} has {len(data)} records and {count} {name}")
     return value
 
 

@@ -7,8 +7,10 @@ added to the training process's (``Metrics.take``, ``Metrics.add``).
 from __future__ import annotations
 
 import math
+import os
 import threading
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,19 +34,23 @@ class Histogram:
         self.total = 0.0
         self.greatest = 0.0
 
-    def add(self, value: float) -> None:
-        """One value; what is not positive counts as no time at all."""
-        if value <= 0:
-            value = 0.0
-            bucket = _ZERO
-        else:
-            part, octave = math.frexp(value)  # value = part * 2**octave, 0.5 <= part < 1
-            bucket = octave * STEPS + int(part * (2 * STEPS)) - STEPS
-        self.counts[bucket] = self.counts.get(bucket, 0) + 1
-        self.count += 1
-        self.total += value
+    def add(self, value: float, times: int = 1) -> None:
+        """One value, or one that stands for so many; what is not positive counts as no time at all."""
+        value = max(value, 0.0)
+        bucket = _bucket(value)
+        self.counts[bucket] = self.counts.get(bucket, 0) + times
+        self.count += times
+        self.total += value * times
         if value > self.greatest:
             self.greatest = value
+
+    def add_all(self, values: Sequence[float]) -> None:
+        """Many values: a third of the price."""
+        for bucket, count in Counter(map(_bucket, values)).items():
+            self.counts[bucket] = self.counts.get(bucket, 0) + count
+        self.count += len(values)
+        self.total += sum(values)
+        self.greatest = max(self.greatest, *values)
 
     def quantile(self, q: float) -> float | None:
         """The value that a share ``q`` (0 to 1) of all do not exceed; None without any."""
@@ -71,6 +77,17 @@ class Histogram:
         self.total += other.total
         self.greatest = max(self.greatest, other.greatest)
 
+    def since(self, before: Histogram) -> Histogram:
+        """What was added after ``before`` was a copy of this one. ``greatest`` may be its bucket's edge."""
+        later = Histogram()
+        for bucket, count in self.counts.items():
+            added = count - before.counts.get(bucket, 0)
+            if added:
+                later.counts[bucket] = added
+                later.greatest = max(later.greatest, min(_upper_edge(bucket), self.greatest))
+        later.count, later.total = self.count - before.count, self.total - before.total
+        return later
+
     def summary(self) -> dict[str, float | int | None]:
         """``count``, ``mean``, ``p50``, ``p95``, ``p99``, ``max``; seconds."""
         names = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -79,6 +96,13 @@ class Histogram:
 
 
 _ZERO = -(1 << 20)
+
+
+def _bucket(value: float) -> int:
+    if value <= 0:
+        return _ZERO
+    part, octave = math.frexp(value)  # value = part * 2**octave, 0.5 <= part < 1
+    return octave * STEPS + int(part * (2 * STEPS)) - STEPS
 
 
 def _upper_edge(bucket: int) -> float:
@@ -92,14 +116,16 @@ def _upper_edge(bucket: int) -> float:
 class Metrics:
     """Of one process, or summed over several. Threads may add to one object.
 
-    Seconds: ``fetch`` (a batch read, transformed and collated), ``read`` (an object or record from where
-    it lies), ``decode`` (its bytes made a record), ``wait`` (the training loop waited for a batch).
+    Seconds: ``fetch`` (a batch read, transformed and collated), ``compute`` (of that, the seconds of a CPU),
+    ``read`` (an object or record, from where it lies to where it can be used), ``decode`` (of that, those of
+    a CPU), ``wait`` (the training loop waited for a batch).
     ``held``: times that reading stopped at its bound. ``depth``, ``age_s`` and ``lead`` are as last seen,
     of several processes the greatest: objects read and not taken, how long the first of them was waited
     for, batches handed over and not trained yet.
     """
 
     fetch: Histogram = field(default_factory=Histogram)
+    compute: Histogram = field(default_factory=Histogram)
     read: Histogram = field(default_factory=Histogram)
     decode: Histogram = field(default_factory=Histogram)
     wait: Histogram = field(default_factory=Histogram)
@@ -114,10 +140,10 @@ class Metrics:
     lead: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def measure(self, name: str, seconds: float) -> None:
-        """One latency: "fetch", "read", "decode" or "wait"."""
+    def measure(self, name: str, seconds: float, times: int = 1) -> None:
+        """One latency: "fetch", "compute", "read", "decode" or "wait"; ``times``: it stands for so many."""
         with self._lock:
-            getattr(self, name).add(seconds)
+            getattr(self, name).add(seconds, times)
 
     def count(self, **amounts: int) -> None:
         """Add to counts, by name."""
@@ -125,10 +151,19 @@ class Metrics:
             for name, amount in amounts.items():
                 setattr(self, name, getattr(self, name) + amount)
 
-    def fetched(self, seconds: float, measured: Metrics | None) -> None:
-        """A batch came that took ``seconds`` (0: not known), and what its worker measured with it."""
-        if seconds:
-            self.fetch.add(seconds)
+    def measure_all(self, name: str, seconds: Sequence[float]) -> None:
+        """Many latencies at once, none of them negative."""
+        with self._lock:
+            getattr(self, name).add_all(seconds)
+
+    def fetched(self, seconds: tuple[float, float], measured: Metrics | None) -> None:
+        """A batch came that took ``seconds`` in all and of a CPU (0: not known), and what was measured with
+        it where it was fetched."""
+        whole, computing = seconds
+        if whole:
+            self.fetch.add(whole)
+        if computing:
+            self.compute.add(computing)
         if measured is not None:
             self.merge(measured)
 
@@ -152,6 +187,25 @@ class Metrics:
                 setattr(self, name, fresh)
         return taken
 
+    def copy(self) -> Metrics:
+        """As it is now."""
+        copied = Metrics()
+        with self._lock:
+            copied.merge(self)
+        return copied
+
+    def since(self, before: Metrics) -> Metrics:
+        """What was measured after ``before`` was a copy of this; the gauges as they are now."""
+        later = Metrics()
+        with self._lock:
+            for name in _LATENCIES:
+                setattr(later, name, getattr(self, name).since(getattr(before, name)))
+            for name in _COUNTS:
+                setattr(later, name, getattr(self, name) - getattr(before, name))
+            for name in _GAUGES:
+                setattr(later, name, getattr(self, name))
+        return later
+
     def summary(self) -> dict[str, Any]:
         """JSON-able: a summary of each latency (seconds), the counts, the gauges and ``hit_rate``."""
         with self._lock:
@@ -167,6 +221,23 @@ class Metrics:
         self.__dict__.update(state, _lock=threading.Lock())  # a lock does not travel
 
 
-_LATENCIES = ("fetch", "read", "decode", "wait")
+class PerProcess:
+    """A ``Metrics`` for each process: what is copied at a fork, or sent to a worker, was not measured by it,
+    and would be told again by each of them."""
+
+    def __init__(self) -> None:
+        self._owner, self._metrics = os.getpid(), Metrics()
+
+    def here(self) -> Metrics:
+        """That of this process; nothing has been measured where it is a new one."""
+        if self._owner != os.getpid():
+            self._owner, self._metrics = os.getpid(), Metrics()
+        return self._metrics
+
+    def __reduce__(self) -> tuple[type[PerProcess], tuple[()]]:
+        return PerProcess, ()
+
+
+_LATENCIES = ("fetch", "compute", "read", "decode", "wait")
 _COUNTS = ("records", "nbytes", "hits", "misses", "retries", "held")
 _GAUGES = ("depth", "age_s", "lead")

@@ -48,11 +48,12 @@ class Retries:
 
 @dataclass
 class RetryCounts:
-    """What trying again came to, of all threads that share it."""
+    """What trying again came to, of all threads that share it. ``told``: retries that ``news`` has given."""
 
     attempts: int = 0
     retries: int = 0
     failures: int = 0
+    told: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add(self, *, attempts: int = 0, retries: int = 0, failures: int = 0) -> None:
@@ -61,9 +62,15 @@ class RetryCounts:
             self.retries += retries
             self.failures += failures
 
-    def __reduce__(self) -> tuple[type[RetryCounts], tuple[int, int, int]]:
+    def news(self) -> int:
+        """Retries since the last call, here or in the process this came from."""
+        with self._lock:
+            new, self.told = self.retries - self.told, self.retries
+        return new
+
+    def __reduce__(self) -> tuple[type[RetryCounts], tuple[int, int, int, int]]:
         """A process has counts of its own: a lock does not travel."""
-        return RetryCounts, (self.attempts, self.retries, self.failures)
+        return RetryCounts, (self.attempts, self.retries, self.failures, self.retries)
 
 
 def retried(

@@ -83,16 +83,19 @@ def judge(need: Need, measured: Metrics, *, workers: int, cpus: int, q: float = 
 def attribute(measured: Metrics, *, workers: int, cpus: int) -> str | None:
     """What fetching spends its seconds on, from its measured parts: one of ``PARTS``, None without any.
 
-    *Computing* is what was measured as decoding or, where that was not measured, the fetch less its reads.
+    *Computing* is what took a CPU, in the fetch or in decoding beside it; where that was not measured, the
+    fetch less its reads.
     Mostly computing: "decode" when every CPU has its worker, else "parallelism": more workers would help.
     Mostly waiting for reads: "memory" when reading ahead was held at its bound for most records (it
     would have been further ahead with more room), else "parallelism" when reads hardly overlapped (their
     seconds do not exceed the fetch's), else "I/O".
     """
-    fetch, read, decode = measured.fetch.total, measured.read.total, measured.decode
+    fetch, read = measured.fetch.total, measured.read.total
+    compute, decode = measured.compute, measured.decode
     if not fetch:
         return None
-    computing = decode.total if decode.count else max(fetch - read, 0.0)
+    known = compute.count or decode.count
+    computing = max(compute.total, decode.total) if known else max(fetch - read, 0.0)
     if computing >= fetch / 2:
         return "decode" if workers >= cpus else "parallelism"
     if measured.held > measured.records / 2:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from durable_core.data.cache import DataCache
+from durable_core.data.physical.metrics import Metrics
 from durable_core.data.files import File, LocalFile, Location, Stat
 from durable_core.data.readers.base import Held, ObjectReader
 from durable_core.data.readers.registry import companion_of, open_object
@@ -53,7 +54,8 @@ class Objects:
     """Readers of a manifest's objects, at most ``most`` open; ``use`` opens what is not.
 
     ``verify``: ``open`` digests an object once a process before its first record is given (again when its
-    stamp has changed since); ``size`` compares sizes only. What comes through a cache is verified there.
+    stamp has changed since), or the copy of it that lies in the cache; ``size`` compares sizes only. What is
+    fetched into a cache is always verified. Uses of it are counted in ``metrics``.
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class Objects:
         cache: DataCache | None,
         index_dir: Path | None,
         held: Held,
+        metrics: Metrics | None = None,
         most: int,
     ) -> None:
         self._objects, self._location, self._format = objects, location, format
         self._columns, self._verify, self._cache = columns, verify, cache
+        self._metrics = metrics or Metrics()
         self._index_dir, self._held, self._most = index_dir, held, most
         self._by_name = {item.name: item for item in objects}
         self._lock = threading.Lock()
@@ -179,6 +183,7 @@ class Objects:
             return local
         stat = file.stat()
         if stat.nbytes != item.nbytes:
+            self._metrics.count(hits=int(fetched.hit), misses=int(not fetched.hit))
             raise DigestMismatchError(item.name, f"{stat.nbytes} bytes where the manifest says {item.nbytes}")
         if self._verify == "open" and (stat.stamp is None or self._verified.get(item.name) != stat):
             digest = hashlib.sha256()
