@@ -156,6 +156,32 @@ class Counting:
         self.position = state["position"]
 
 
+class Generating:
+    """A sampler with a generator that goes on over epochs; its state says all of it, JSON."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.generator = random.Random(0)
+        self.order: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.order:
+            self.order = self.generator.sample(range(self.size), self.size)
+        while self.order:
+            yield self.order.pop()
+
+    def __len__(self) -> int:
+        return self.size
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.getstate(), "order": self.order}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        version, words, gauss = state["generator"]
+        self.generator.setstate((version, tuple(words), gauss))
+        self.order = state["order"]
+
+
 def listed(samples: list[Any]) -> list[Any]:
     """A collate function that keeps what it gets."""
     return list(samples)

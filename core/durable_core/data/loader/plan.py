@@ -11,9 +11,10 @@ import torch
 from durable_core.data.cursor import Cursor, Layout, class_name, length
 from durable_core.data.loader.adopt import check_sampler, check_stream
 from durable_core.data.loader.planned import SequenceSource, Weights
+from durable_core.data.loader.sampled import SamplerSource, goes_on
 from durable_core.data.loader.sequences import evenly, make_map_order, make_sequence
 from durable_core.data.loader.settings import Settings as Settings
-from durable_core.data.loader.sources import MapSource, Reading, SamplerSource, Source
+from durable_core.data.loader.sources import MapSource, Reading, Source
 from durable_core.data.loader.stream import StreamSource
 from durable_core.data.order import FULL_PERMUTATION, SEQUENTIAL, Order
 from durable_core.data.rng import SampleSeeds
@@ -30,7 +31,8 @@ class Plan:
     """The beginning of the data, and what can be promised of it.
 
     Which samples a batch holds is said by ``order`` and ``layout``, or by ``sequence``, or by the user's
-    dataset or sampler if all are None. ``batches``: of the latter two, in an epoch, if known.
+    dataset or sampler if all are None. ``batches``: of the latter two, in an epoch, if known; what a sampler
+    says of its length may be an estimate, and is only passed on.
     """
 
     start: Cursor
@@ -39,6 +41,7 @@ class Plan:
     order: Order | None = None
     layout: Layout | None = None
     sequence: Sequence | None = None
+    sampler_goes_on: bool = False
 
     def batches_in(self, epoch: int) -> int | None:
         """None when only the end will tell."""
@@ -52,7 +55,7 @@ class Plan:
     @property
     def carries(self) -> bool:
         """Whether the source's state goes on over an epoch's end."""
-        return self.sequence is not None and self.sequence.carries
+        return self.sampler_goes_on or (self.sequence is not None and self.sequence.carries)
 
 
 def make_plan(settings: Settings) -> Plan:
@@ -112,7 +115,7 @@ def make_source(settings: Settings, plan: Plan, updates: Mapping[int, Weights]) 
         return StreamSource(dataset, share, reading=reading, seeds=sample_seeds)
     drop_last = settings.remainder == "drop" and settings.batch_size is not None
     batching: dict[str, Any] = {"batch_size": settings.batch_size, "drop_last": drop_last}
-    batching |= {"batches": plan.batches, "seeds": seeds, "sample_seeds": sample_seeds}
+    batching |= {"seeds": seeds, "sample_seeds": sample_seeds}
     return SamplerSource(dataset, settings.sampler, **batching, reading=reading)
 
 
@@ -141,7 +144,7 @@ def _sampler_plan(settings: Settings) -> Plan:
         up = 0 if settings.remainder == "drop" else settings.batch_size - 1
         batches = (batches + up) // settings.batch_size
     start = _start(settings, f"{SAMPLER}:{class_name(sampler)}", length(settings.dataset))
-    return Plan(start, batches, guarantees)
+    return Plan(start, batches, guarantees, sampler_goes_on=goes_on(sampler))
 
 
 def _sequence_plan(settings: Settings, sequence: Sequence) -> Plan:
