@@ -10,7 +10,8 @@ from mixed_runs import BASES, GLOBAL, Pattern, cursor, described, edited, lineag
 
 from durable_core.data.cursor import Cursor
 from durable_core.data.sequence import Batch, State
-from durable_core.engine.consumption import Consumption, Segment, consume
+from durable_core.engine.consumption import Consumption, consume
+from durable_core.engine.segments import Segment
 from durable_core.engine.shares import quota_bound
 from durable_core.format.ledger import Row, RowFlag
 
@@ -113,7 +114,7 @@ def test_a_drift_of_random_draws_is_noted_and_proves_nothing() -> None:
         ({"unit": "token"}, "units of tokens"),
         ({"exhaustion": "renormalize"}, "renormalized"),
         ({"changes": [[10, [1, 1]]]}, "weights changed"),
-        ({"updates": 1}, "weights changed"),
+        ({"updates": [[10, {"a": 1, "b": 1}]]}, "weights changed"),
     ],
 )
 def test_shares_that_draws_do_not_tell_are_said_to_be_unjudged(

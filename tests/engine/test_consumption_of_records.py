@@ -13,7 +13,8 @@ from torch.utils.data import Dataset
 
 from durable_core.data import BufferedShuffle, DurableLoader, Mixture, Packing
 from durable_core.engine.audit import positions
-from durable_core.engine.consumption import Consumption, Segment, consume
+from durable_core.engine.consumption import Consumption, consume
+from durable_core.engine.segments import Segment
 from durable_core.format.ledger import Row, RowFlag, decode_segment, encode_segment
 
 SIZES = {"code": 30, "prose": 17, "law": 11}
@@ -66,7 +67,19 @@ RUNS: dict[str, Callable[[], DurableLoader]] = {
 }  # fmt: skip
 
 
-def run(make: Callable[[], DurableLoader], steps: int = 60, *, leave: int | None = None) -> list[Segment]:
+OTHER = {"code": "0.1", "prose": "0.2", "law": "0.7"}
+GIVEN = 17  # between a commit and the kill that follows it, and so given again
+
+
+def trained(now: DurableLoader, step: int, updates: bool) -> None:
+    now.acknowledge(step=step)
+    if updates and step == GIVEN:
+        now.update_weights(OTHER, lead=4)
+
+
+def run(
+    make: Callable[[], DurableLoader], steps: int = 60, *, leave: int | None = None, updates: bool = False
+) -> list[Segment]:
     """A commit every few steps; killed between two of them, and gone on from the last, again and again."""
     now, saved = make(), json.dumps(make().state_dict())
     segments: list[Segment] = []
@@ -82,9 +95,9 @@ def run(make: Callable[[], DurableLoader], steps: int = 60, *, leave: int | None
             if step == steps:
                 return segments
             if step % (3 * EVERY) == 0:  # what comes before the kill is in no ledger
-                for _ in range(3):
+                for lost in range(step + 1, step + 4):
                     if next(batches, None) is not None:
-                        now.acknowledge(step=step + 1)
+                        trained(now, lost, updates)
                 now = make()
                 now.load_state_dict(json.loads(saved))
                 batches = iter(now)
@@ -94,7 +107,7 @@ def run(make: Callable[[], DurableLoader], steps: int = 60, *, leave: int | None
             batches = iter(now)
             batch = next(batches)
         step += 1
-        now.acknowledge(step=step)
+        trained(now, step, updates)
 
 
 def judged(segments: list[Segment]) -> Consumption:
@@ -114,6 +127,23 @@ def test_a_sound_run_is_proven_from_its_ledger(name: str, leave: int | None) -> 
     assert found.sound, (found.findings, found.notes)
     if "mixture" in name and "dropped" not in name:
         assert all(source.epochs >= 1 for source in found.sources)
+
+
+@pytest.mark.parametrize("options", [{}, {"epoch_size": 23}, {"exhaustion": "stop"}])
+def test_weights_given_during_the_run_are_part_of_the_proof(options: dict[str, Any]) -> None:
+    segments = run(lambda: loader(mixed(**options)), updates=True)
+    assert segments[-1].plan is not None and segments[3].plan is not None
+    [(_, given)] = segments[-1].plan["updates"]
+    assert given == OTHER and "updates" not in segments[3].plan
+    found = consume(segments)
+    assert found.sound and found.ids_checked, found.findings
+    silent = [replace(s, plan={k: v for k, v in (s.plan or {}).items() if k != "updates"}) for s in segments]
+    assert not consume(silent).sound
+
+
+def test_weights_given_to_what_cannot_be_computed() -> None:
+    found = judged(run(RUNS["packed token mixture"], updates=True))
+    assert found.sound and any("the weights changed" in note for note in found.notes)
 
 
 # --- faults -----------------------------------------------------------------------------------

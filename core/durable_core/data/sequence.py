@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from durable_core.data.order import Ids, Order
+from durable_core.errors import UnsupportedError
 
 State = dict[str, Any]
 """JSON-able and small (the order of a kilobyte)."""
@@ -124,3 +125,17 @@ def epoch_batches(sequence: Sequence, global_batch: int, *, drop: bool) -> int |
     if batches is None or samples is None or not drop:
         return batches
     return samples // global_batch
+
+
+def reweighted(sequence: Sequence, state: State, batch: int, weights: Mapping[str, Any]) -> State:
+    """``state`` with other weights from ``batch`` on, which counts since the run began.
+
+    Raises ``UnsupportedError`` for what has none, and what the sequence has to say against them.
+    """
+    change = getattr(sequence, "with_update", None)
+    if change is None:
+        raise UnsupportedError(
+            f"{sequence.name} has no weights that could be changed", hint="update_weights is for a Mixture"
+        )
+    changed: State = change(state, batch, weights)
+    return changed

@@ -12,9 +12,8 @@ differed in the epoch that is open, and the open epoch of each source.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from durable_core.data.cursor import Cursor
 from durable_core.data.order import Ids
@@ -22,30 +21,11 @@ from durable_core.data.sequence import Sequence as DataSequence
 from durable_core.engine.due import Due, Plan, due, same_data
 from durable_core.engine.found import Found, OpenEpoch, difference, joined, listed, runs_of
 from durable_core.engine.portions import End, Portions
+from durable_core.engine.segments import Segment, described
 from durable_core.engine.sources import SourceCount
-from durable_core.format.ledger import Row
 
 MAX_FINDINGS = 100
 _MAX_JUMP = 100_000  # epochs, or batches of one, whose ids are compared when none of them has a row
-
-
-@dataclass(frozen=True)
-class Segment:
-    """What was consumed on the way to checkpoint ``c``: by steps in ``(after, through]``.
-
-    ``rows``: role -> its rows, oldest first; gone through once. ``cursor``: the position committed with
-    ``c``; ``plan`` the description of its sequence, if it has one, and ``state`` that one's state. ``None``
-    when the manifest that holds them is retired; ``global_batch`` is then what batches were counted in.
-    """
-
-    c: int
-    after: int
-    through: int
-    rows: Mapping[str, Sequence[Row]]
-    cursor: Cursor | None
-    plan: Plan | None = None
-    state: Any = None
-    global_batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,26 +84,10 @@ def consume(segments: Sequence[Segment], *, sequence: DataSequence | None = None
     ``sequence``: the run's own, for one that cannot be computed from its description alone (packing needs
     the lengths of the documents).
     """
-    described = [(segment.cursor, segment.plan) for segment in segments]
-    if segments and described[-1][0] is None:
-        described[-1] = (_after(segments), None)
-    for i in range(len(described) - 2, -1, -1):
-        if described[i][0] is None:
-            (cursor, plan), size = described[i + 1], segments[i].global_batch
-            assert cursor is not None
-            described[i] = (cursor if size is None else replace(cursor, global_batch=size), plan)
     walk = _Walk(sequence)
-    for segment, (cursor, plan) in zip(segments, described, strict=True):
-        assert cursor is not None
+    for segment, (cursor, plan) in zip(segments, described(segments), strict=True):
         walk.take(segment, cursor, plan)
     return walk.finish()
-
-
-def _after(segments: Sequence[Segment]) -> Cursor:
-    """Where the rows end, for a lineage whose head has no cursor: nothing is known of its data."""
-    rows = [row for segment in segments for part in segment.rows.values() for row in part]
-    epoch, batch = max(((row.epoch, row.batch + 1) for row in rows), default=(0, 0))
-    return Cursor("unknown", "unknown", 0, epoch, batch, None, 0, "drop", sum(len(row.ids) for row in rows))
 
 
 def role_order(role: str) -> tuple[str, int, str]:

@@ -11,7 +11,7 @@ from durable_core.data.cursor import Cursor
 from durable_core.data.layout import Layout
 from durable_core.data.order import Ids, Order, make_order, order_from, spanned_ids
 from durable_core.data.rebuild import sequence_of
-from durable_core.data.sequence import Batch, Sequence, State, epoch_batches, opened
+from durable_core.data.sequence import Batch, Sequence, State, epoch_batches, opened, reweighted
 from durable_core.errors import UnsupportedError
 
 AT_ONCE = 64  # batches
@@ -47,12 +47,11 @@ def due(cursor: Cursor, plan: Plan | None, sequence: Sequence | None = None) -> 
     order = None if layout is None else _order(cursor, plan)
     if layout is not None and order is not None:
         return Ordered(order, layout)
-    if plan is not None and plan.get("updates"):  # when they took effect is not in its description
-        return Numbered(layout, cursor.global_batch or 1)
     if sequence is None and plan is not None and layout is None:
         sequence = sequence_of(plan, cursor.seed)
     if sequence is not None and cursor.global_batch:
-        return Sequenced(sequence, cursor.global_batch, drop=cursor.remainder == "drop")
+        updates = {} if plan is None else dict(plan.get("updates", ()))
+        return Sequenced(sequence, cursor.global_batch, drop=cursor.remainder == "drop", updates=updates)
     return Numbered(layout, cursor.global_batch or 1)
 
 
@@ -107,18 +106,28 @@ class Ordered:
 class Sequenced:
     """Batches come out of a state machine. It only goes forwards.
 
-    Many batches are taken at once and cut, which is several times faster, unless the plan changes its
-    weights at some batch: how many batches were taken then matters.
+    Many batches are taken at once and cut, which is several times faster, unless weights change at some
+    batch: how many batches were taken then matters. ``updates``: weights given during the run, by the number
+    of the batch they begin with.
     """
 
     computes = True
 
-    def __init__(self, sequence: Sequence, global_batch: int, *, drop: bool) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        global_batch: int,
+        *,
+        drop: bool,
+        updates: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> None:
         self.carries = sequence.carries and sequence.description.get("exhaustion") != "renormalize"
         self._sequence, self._global_batch, self._drop = sequence, global_batch, drop
         self._known = epoch_batches(sequence, global_batch, drop=drop)
-        self._at_once = 1 if changes_weights(sequence.description) else AT_ONCE
+        self._updates = updates or {}
+        self._at_once = 1 if self._updates or changes_weights(sequence.description) else AT_ONCE
         self._epoch, self._next = 0, 0
+        self._before = 0  # batches of the run before this epoch, with those that were dropped
         self._ahead = _Ahead(self._start(0, None), 0)
         self._left: int | None = None
         self._dropped = False
@@ -140,10 +149,10 @@ class Sequenced:
         """Where the end is not known it is looked for, ``MAX_AHEAD`` batches far."""
         if epoch != self._epoch:
             return self._known
-        held = self._next, self._ahead
+        held = self._next, self._ahead, self._dropped
         self._run_out()
         count = self._next
-        self._next, self._ahead = held
+        self._next, self._ahead, self._dropped = held
         return count
 
     def samples(self, epoch: int, begin: int, end: int) -> int:
@@ -160,11 +169,25 @@ class Sequenced:
                     self._run_out()
                 before = self._state()
             self._epoch = self._epoch + 1 if self._sequence.carries else epoch
+            self._before += self._next + self._dropped
             self._ahead = _Ahead(self._start(self._epoch, before), 0)
             self._next, self._left, self._dropped = 0, None, False
 
     def _start(self, epoch: int, before: State | None) -> State:
-        return opened(self._sequence, epoch, before, self._global_batch, drop=self._drop)[0]
+        state, passed = opened(
+            self._sequence, epoch, before, self._global_batch, drop=self._drop,
+            change=lambda state, passed: self._weighted(state, passed),
+        )  # fmt: skip
+        self._before += passed
+        return state
+
+    def _weighted(self, state: State, batch: int) -> State:
+        """With the weights that were given for the batch that is number ``batch`` of the epoch."""
+        given = self._updates.get(self._before + batch)
+        return state if given is None else reweighted(self._sequence, state, self._before + batch, given)
+
+    def _take(self, state: State, batch: int, count: int) -> tuple[Batch, State]:
+        return self._sequence.take(self._weighted(state, batch), count)
 
     def _run_out(self) -> None:
         for _ in range(MAX_AHEAD):
@@ -180,7 +203,7 @@ class Sequenced:
         if ahead.taken is None or (begin >= len(ahead.taken) and not ahead.last):
             state = ahead.before if ahead.taken is None else ahead.after
             count = self._at_once * size
-            taken, after = self._sequence.take(state, count)
+            taken, after = self._take(state, self._next, count)
             self._ahead = ahead = _Ahead(state, self._next, taken, after, len(taken) < count)
             begin = 0
         assert ahead.taken is not None
@@ -199,7 +222,7 @@ class Sequenced:
         done = (self._next - ahead.first) * self._global_batch
         if self._dropped or done > len(ahead.taken) or (done == len(ahead.taken) and not ahead.last):
             return ahead.after
-        return self._sequence.take(ahead.before, done)[1] if done else ahead.before
+        return self._take(ahead.before, ahead.first, done)[1] if done else ahead.before
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,15 @@ from durable_core.data.loader import adopt
 from durable_core.data.loader.answers import Answers
 from durable_core.data.loader.passes import Pass, PassIterator
 from durable_core.data.loader.plan import Plan, Settings, make_plan, make_source
-from durable_core.data.loader.planned import SequenceSource, Weights, reweighted
-from durable_core.data.loader.resume import LEAD, Saved, accepted, beginning, pending
+from durable_core.data.loader.planned import SequenceSource, Weights
+from durable_core.data.loader.resume import LEAD, Saved, accepted, beginning, exactly, listed
 from durable_core.data.loader.seeding import SampleRngChoice
 from durable_core.data.loader.sequences import OrderChoice
 from durable_core.data.loader.sources import Source
 from durable_core.data.loader.streams import Preserved
 from durable_core.data.packing import Packing
 from durable_core.data.physical.metrics import Metrics
+from durable_core.data.sequence import reweighted
 from durable_core.errors import OrderError, UnsupportedError, UsageError
 from durable_core.format.ledger import Row
 from durable_core.types import Promise
@@ -217,15 +218,15 @@ class DurableLoader(Answers):
         """``cursor`` as a dict, and beside it what the cursor alone cannot say.
 
         A source with a state of its own (a sequence, a stream, a stateful sampler) adds it as ``source``; a
-        sequence (mixture, packs, bounded shuffle) its description as ``plan``, which never changes.
+        sequence (mixture, packs, bounded shuffle) its description as ``plan``, which never changes; a mixture
+        whose weights were changed, all changes as ``updates``.
         """
         state = self.cursor.to_dict()
         if self._plan.stateful:
             own = self._ledger.state
             state["source"] = {"workers": self._counted_workers, "state": own}
-            updates = pending(self._updates, own)
-            if updates:
-                state["source"]["updates"] = updates
+        if self._updates:
+            state["updates"] = listed(self._updates)
         if self._plan.sequence is not None:
             state["plan"] = dict(self._plan.sequence.description)
         return state
@@ -272,7 +273,7 @@ class DurableLoader(Answers):
         at = beginning(done, issued, lead, self._updates)
         now = sequence.start(0) if state is None else state["sequence"]
         reweighted(sequence, now, at, weights)  # says what is wrong with them here, not in so many batches
-        self._updates[at] = dict(weights)
+        self._updates[at] = exactly(weights)
         return at
 
     def acknowledge(self, n: int = 1, *, step: int, no_update: bool = False) -> None:

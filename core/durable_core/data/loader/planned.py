@@ -21,7 +21,7 @@ from durable_core.data.loader.sources import MapLoader, Reading
 from durable_core.data.order import Ids
 from durable_core.data.packing import Packing
 from durable_core.data.rng import SampleSeeds
-from durable_core.data.sequence import Batch, Sequence, State, epoch_batches, opened
+from durable_core.data.sequence import Batch, Sequence, State, epoch_batches, opened, reweighted
 from durable_core.errors import DurableError, UnsupportedError, UsageError
 
 Weights = Mapping[str, Any]
@@ -157,20 +157,6 @@ class SequenceSource:
     def _issue(self, ticket: Ticket, planned: _Planned) -> Ticket:
         self._planned.append(planned)
         return ticket
-
-
-def reweighted(sequence: Sequence, state: State, batch: int, weights: Weights) -> State:
-    """``state`` with other weights from ``batch`` on, which counts since the run began.
-
-    Raises ``UnsupportedError`` for what has none, and what the sequence has to say against them.
-    """
-    change = getattr(sequence, "with_update", None)
-    if change is None:
-        raise UnsupportedError(
-            f"{sequence.name} has no weights that could be changed", hint="update_weights is for a Mixture"
-        )
-    changed: State = change(state, batch, weights)
-    return changed
 
 
 def _before_tail(planned: _Planned, tail: int, number: int, after: State) -> _Planned:

@@ -21,38 +21,44 @@ of workers, so that changing that changes nothing."""
 
 @dataclass(frozen=True)
 class Saved:
-    """A loader's state in parts: ``source`` {"workers", "state"}, and "updates" if there are any; ``plan`` of
-    sequences."""
+    """A loader's state in parts: ``source`` {"workers", "state"}; ``plan`` where the cursor does not say all;
+    ``updates``: all weights ever given to a mixture, by the number of the batch they begin with."""
 
     cursor: Cursor
     source: Mapping[str, Any] | None
     plan: Mapping[str, Any] | None
+    updates: dict[int, Weights]
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> Saved:
         """Raises ``FormatError`` and ``UnknownVersionError`` for what is no such state."""
         fields = dict(state)
         source, plan = fields.pop("source", None), fields.pop("plan", None)
+        updates = fields.pop("updates", ())
         if not (source is None or (isinstance(source, Mapping) and {"workers", "state"} <= set(source))):
             raise FormatError("cursor", f"source is {source!r:.80}")
-        return cls(Cursor.from_dict(fields), source, plan)
+        return cls(Cursor.from_dict(fields), source, plan, dict(updates))
 
     @property
     def state(self) -> Any:
         """The source's own."""
         return None if self.source is None else self.source["state"]
 
-    @property
-    def updates(self) -> dict[int, Weights]:
-        """New weights that were yet to take effect, by the number of the batch they begin with."""
-        listed = () if self.source is None else self.source.get("updates", ())
-        return dict(listed)
+
+def listed(updates: Mapping[int, Weights]) -> list[list[Any]]:
+    """As JSON, oldest first."""
+    return [[at, dict(weights)] for at, weights in sorted(updates.items())]
 
 
-def pending(updates: Mapping[int, Weights], state: Any) -> list[list[Any]]:
-    """What of ``updates`` is yet to take effect after ``state``, as JSON; oldest first."""
-    done = state["batches"] if updates and state is not None else 0
-    return [[at, dict(weights)] for at, weights in sorted(updates.items()) if at >= done]
+def exactly(weights: Any) -> dict[str, int | float | str]:
+    """``weights`` as JSON holds them, to the last digit: other kinds of numbers by their text.
+
+    Raises ``UsageError`` for what is no mapping; whether they fit a mixture is for that to say.
+    """
+    if not isinstance(weights, Mapping):
+        raise UsageError(f"weights are given by the names of the sources, not as {weights!r:.80}")
+    plain = (int, float, str)
+    return {name: value if type(value) in plain else str(value) for name, value in weights.items()}
 
 
 def beginning(done: int, issued: int, lead: int, updates: Mapping[int, Weights]) -> int:
@@ -81,7 +87,8 @@ def accepted(saved: Saved, plan: Plan, *, promise: Promise, workers: int | None)
     check_workers(saved.source, workers)
     check_plan(saved.plan, None if plan.sequence is None else plan.sequence.description)
     check_state(saved.state, cursor, plan.sequence)
-    batches = plan.batches_in(cursor.epoch)
+    estimated = plan.layout is None and plan.sequence is None
+    batches = None if estimated else plan.batches_in(cursor.epoch)
     if batches is not None and cursor.batch >= batches:
         raise FormatError("cursor", f"batch {cursor.batch} of an epoch of {batches}")
     return cursor
