@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import multiprocessing
@@ -274,6 +275,32 @@ def test_quarantine_leaves_out_the_object_and_says_so(
     assert (caught.value.key, caught.value.ordinal, caught.value.id) == ("part-2.jsonl", 0, 4)
 
 
+@pytest.mark.parametrize("policy", ["skip", "quarantine"])
+def test_a_frame_that_is_damaged_takes_its_own_records_whoever_reads_first(
+    policy: Any, tmp_path: Path, root: Path
+) -> None:
+    """What is met in a read depends on who read before, so it says nothing of the rest of the object."""
+    frames = [gzip.compress(b"".join(b'{"i":%d}\n' % i for i in range(k, k + 4))) for k in range(0, 20, 4)]
+    place, tables = tmp_path / "framed", tmp_path / "tables"
+    place.mkdir()
+    path = place / "a.jsonl.gz"
+    path.write_bytes(b"".join(frames))
+    manifest = build([place]).manifest
+    RecordDataset(manifest, place, index_dir=tables)[0]  # which keeps where records begin
+    data, at = bytearray(path.read_bytes()), len(frames[0]) + len(frames[1]) - 10
+    data[at] ^= 0xFF
+    path.write_bytes(data)
+    for order in (range(20), reversed(range(20))):
+        dataset = RecordDataset(manifest, place, index_dir=tables, verify="size", on_bad=policy)
+        left_out = set()
+        for i in order:
+            try:
+                assert dataset[i] == {"i": i}
+            except SkippedRecord:
+                left_out.add(i)
+        assert left_out == {4, 5, 6, 7} and not dataset.quarantined
+
+
 def test_an_object_quarantined_before_is_left_out_from_the_start(
     manifest: DatasetManifest, root: Path
 ) -> None:
@@ -372,15 +399,14 @@ def test_what_is_left_out_is_in_the_ledger(workers: int, broken: DatasetManifest
     assert sorted(kept) == sorted(trained)
 
 
-def test_no_more_than_declared_is_left_out(broken: DatasetManifest, root: Path) -> None:
-    dataset = RecordDataset(broken, root, on_bad="skip", max_skipped=0)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_more_than_declared_is_left_out(workers: int, broken: DatasetManifest, root: Path) -> None:
+    dataset = RecordDataset(broken, root, on_bad="skip")
+    enough = {"seed": 3, "num_workers": workers, "collate_fn": listed}
+    assert sum(map(len, train(DurableLoader(dataset, 5, **enough, max_skipped=1)))) == TOTAL - 1
     with pytest.raises(CorruptError, match="more than max_skipped=0") as caught:
-        dataset[6]
+        train(DurableLoader(dataset, 5, **enough, max_skipped=0))
     assert not isinstance(caught.value, SkippedRecord)
-    one = RecordDataset(broken, root, on_bad="skip", max_skipped=1)
-    for _ in range(2):  # the same record twice is one record
-        with pytest.raises(SkippedRecord):
-            one[6]
 
 
 @pytest.mark.parametrize("verify", ["open", "size"])
@@ -436,6 +462,57 @@ def test_tables_of_offsets_are_kept_by_digest(manifest: DatasetManifest, root: P
     assert len(list((tmp_path / "cache" / "tables").iterdir())) == 3
     (tmp_path / "file").touch()  # no place for tables is no reason to stop
     assert values(RecordDataset(manifest, root, index_dir=tmp_path / "file")) == list(range(TOTAL))
+
+
+def test_a_table_that_is_damaged_or_of_other_bytes_is_made_again(
+    manifest: DatasetManifest, root: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    assert values(RecordDataset(manifest, root, index_dir=kept)) == list(range(TOTAL))
+    for table in kept.iterdir():
+        data = bytearray(table.read_bytes())
+        data[-6] ^= 0x01  # of an offset
+        table.write_bytes(data)
+    assert values(RecordDataset(manifest, root, index_dir=kept)) == list(range(TOTAL))
+
+    # Of an object whose digest nobody looked at, and that is another one, no table is kept under its digest.
+    path = root / "part-2.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'{"i": 5, ', b'{"i":\n5, '))
+    for table in kept.iterdir():
+        table.unlink()
+    with pytest.raises(FormatError):
+        RecordDataset(manifest, root, index_dir=kept, verify="size")[5]
+    assert not list(kept.iterdir())
+    RecordDataset(manifest, root, index_dir=kept, verify="size")[0]
+    assert len(list(kept.iterdir())) == 1
+    path.write_bytes(whole)
+    assert values(RecordDataset(manifest, root, index_dir=kept)) == list(range(TOTAL))
+
+
+def test_a_copy_in_the_cache_is_digested_once_a_process(
+    manifest: DatasetManifest, root: Path, tmp_path: Path
+) -> None:
+    def dataset(**how: Any) -> RecordDataset:
+        return RecordDataset(manifest, root, cache=DataCache(tmp_path / "cache", 1 << 20), **how)
+
+    def spoil() -> None:
+        for path in (tmp_path / "cache" / "objects").glob("*/*"):
+            path.chmod(0o644)
+            path.write_bytes(path.read_bytes().replace(b"record", b"recOrd"))
+
+    expected = [value(i) for i in range(TOTAL)]
+    assert [dataset()[i] for i in range(TOTAL)] == expected
+    spoil()
+    assert dataset(verify="size")[0] == {"i": 0, "text": "recOrd 0"}
+    again = dataset()
+    assert [again[i] for i in range(TOTAL)] == expected  # fetched again
+    shutil.rmtree(root)
+    whole = dataset()
+    assert [whole[i] for i in range(TOTAL)] == expected  # and what is right is not fetched
+    spoil()
+    with pytest.raises(ObjectNotFoundError):
+        dataset()[0]
 
 
 def test_the_tokenizer_must_be_the_manifests(root: Path) -> None:

@@ -159,7 +159,18 @@ class DataCache:
         is. Who has a damaged copy open keeps it.
         """
         path = self._path(digest)
-        with self._turn(path, path.name), _told(f"read the cache {self.directory}"):
+        if not self._is_damaged(path):  # which takes nobody's turn
+            return False
+        with self._turn(path, path.name):
+            damaged = self._is_damaged(path)  # still: nobody has filled it anew meanwhile
+            if damaged:
+                with _told(f"read the cache {self.directory}"):
+                    path.unlink(missing_ok=True)
+            return damaged
+
+    def _is_damaged(self, path: Path) -> bool:
+        """Whether something lies there, and not what its name says."""
+        with _told(f"read the cache {self.directory}"):
             try:
                 with path.open("rb") as stream:
                     found = hashlib.sha256()
@@ -167,10 +178,7 @@ class DataCache:
                         found.update(chunk)
             except FileNotFoundError:
                 return False
-            if found.hexdigest() == path.name:
-                return False
-            path.unlink(missing_ok=True)
-            return True
+        return found.hexdigest() != path.name
 
     def usage(self) -> CacheUsage:
         """What is here now: never more than ``max_bytes`` in all."""

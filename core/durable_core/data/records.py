@@ -33,7 +33,6 @@ from durable_core.errors import (
     DataUnavailableError,
     FormatError,
     ObjectNotFoundError,
-    RecordError,
     SkippedRecord,
     SpecMismatchError,
     UsageError,
@@ -41,12 +40,12 @@ from durable_core.errors import (
 
 OnBad = Literal["fail", "refetch", "quarantine", "skip"]
 POLICIES: tuple[OnBad, ...] = ("fail", "refetch", "quarantine", "skip")
+
 SAMPLED = 16
 """Of records read where they are asked for, one in so many has its decoding measured, and stands for all:
 asking for CPU seconds costs as much as all other measuring."""
 _NOTED = 1 << 10
 _now = SystemClock().monotonic
-
 
 _BAD = (CorruptError, ObjectNotFoundError)
 """What a policy is about. A store that does not answer (``DataUnavailableError``) is not bad input."""
@@ -67,17 +66,16 @@ class RecordDataset:
             randomness of the sample. Its own errors are not bad input (``SkippedRecord`` is).
         lengths, loss_lengths: int64 [records], tokens and loss tokens of each record, for packing and
             mixtures by tokens (``manifest.load_lengths``).
-        verify: without a cache, ``open`` digests each object once a process before it is read (a pass
-            over it); ``size`` compares sizes only.
+        verify: ``open`` digests each object, or the copy of it in the cache, once a process before it is
+            read (a pass over it); ``size`` compares sizes only. What is fetched into a cache always is.
         on_bad: what becomes of bad input: an object that is missing, truncated or has another content, a
             record that does not decode. ``fail`` raises. ``refetch`` drops every copy and reads again from
             the origin, ``refetches`` times, then raises. ``skip`` leaves a record out; ``quarantine`` does,
-            and does not look at an object again that was missing or not as the manifest says. (A record that
-            does not decode is left out alone under both: which others would follow it would depend on who
-            read it first.) Left out means ``SkippedRecord``, of which a ``DurableLoader`` makes a row of the
-            ledger.
+            and does not look at an object again that was missing or not as the manifest says. (Of an object
+            that can be opened a record is left out alone under both: which others would follow it would
+            depend on who read it first.) Left out means ``SkippedRecord``, of which a ``DurableLoader`` makes
+            a row of the ledger.
         quarantined: names of objects to leave out from the start; as ``quarantined`` of an earlier run said.
-        max_skipped: raise when more records than this would be left out in one process.
         index_dir: where tables of offsets are kept, by digest; default: in the cache. Without either, each
             process makes them when it opens an object of a format without an index (JSON lines, tar, zstd).
         read_ahead: threads behind ``prefetch``. Default: 8, and 0 where everything is on a local disk.
@@ -105,7 +103,6 @@ class RecordDataset:
         on_bad: OnBad = "fail",
         refetches: int = 2,
         quarantined: Sequence[str] = (),
-        max_skipped: int | None = None,
         index_dir: str | os.PathLike[str] | None = None,
         read_ahead: int | None = None,
         ahead_items: int = 256,
@@ -137,7 +134,6 @@ class RecordDataset:
         self._columns = None if columns is None else tuple(columns)
         self._cache, self._verify, self._refetches = cache, verify, refetches
         self._quarantined = dict.fromkeys(quarantined, "declared")
-        self._skipped, self._max_skipped = set[int](), max_skipped
         kept = cache.directory / "tables" if index_dir is None and cache is not None else index_dir
         self._index_dir = None if kept is None else Path(kept)
         local = isinstance(self._location, LocalLocation) and cache is None
@@ -148,10 +144,10 @@ class RecordDataset:
             "timeout_s": timeout_s,
         }
         self._held_bytes, self._max_open = held_bytes, max_open
-        self._stored_in = [item.nbytes // max(item.records, 1) for item in manifest.objects]  # of a record
         self._starts = [item.start for item in manifest.objects]
-        self._measured = PerProcess()
+        self._stored_in = [item.nbytes // max(item.records, 1) for item in manifest.objects]  # of a record
         self._processes: dict[int, _Process] = {}
+        self._measured = PerProcess()
 
     @classmethod
     def open(
@@ -206,6 +202,7 @@ class RecordDataset:
     def quarantined(self) -> dict[str, str]:
         """Objects left out in this process, and why; give the names to the next run to leave them out."""
         return dict(self._quarantined)
+
     @property
     def metrics(self) -> Metrics:
         """What reading has cost this process; a ``DurableLoader`` takes it from here with each batch.
@@ -220,7 +217,6 @@ class RecordDataset:
             metrics.count(retries=retries)
         self._account(self._here().reads)
         return metrics
-
 
     def check_tokenizer(self, digest: str) -> None:
         """Raises ``SpecMismatchError`` unless the manifest was built with the tokenizer of this digest."""
@@ -250,8 +246,8 @@ class RecordDataset:
         return self._processes.get(pid) or self._processes.setdefault(pid, self._afresh())
 
     def _afresh(self) -> _Process:
-        metrics = self._measured.here()
         """Nothing is open in it yet, so that of two threads that make one the second's is only dropped."""
+        metrics = self._measured.here()
         objects = Objects(
             self.manifest.objects,
             self._location,
@@ -261,8 +257,8 @@ class RecordDataset:
             cache=self._cache,
             index_dir=self._index_dir,
             held=Held(self._held_bytes),
-            metrics=metrics,
             most=self._max_open,
+            metrics=metrics,
         )
         ahead = None
         if self._threads:
@@ -331,6 +327,15 @@ class RecordDataset:
             said = f"cannot be read: {error.strerror or error}"
             raise DataUnavailableError(item.name, said) from error
 
+    def _opens(self, number: int) -> bool:
+        """Whether any record of the object can be asked for. If so, it depends on the record alone whether
+        it is left out, and not on who read which others before."""
+        try:
+            with self._here().objects.use(number):
+                return True
+        except _BAD:
+            return False
+
     def _mended(self, id: int, number: int, error: CorruptError | ObjectNotFoundError) -> Record:
         """What the policy makes of a record that could not be read: it, or the error to raise."""
         item = self.manifest.objects[number]
@@ -344,16 +349,12 @@ class RecordDataset:
             raise error
         if self._root_is_gone(error):
             raise DataUnavailableError(item.name, f"nothing is at {self._location.url}") from error
-        if self.on_bad == "quarantine" and not isinstance(error, RecordError):
+        if self.on_bad == "quarantine" and not self._opens(number):
             self._quarantined[item.name] = error.message
         raise self._left_out(id, number, error.message) from error
 
-    def _left_out(self, id: int, number: int, reason: str) -> CorruptError:
+    def _left_out(self, id: int, number: int, reason: str) -> SkippedRecord:
         item = self.manifest.objects[number]
-        self._skipped.add(id)
-        if self._max_skipped is not None and len(self._skipped) > self._max_skipped:
-            said = f"more than max_skipped={self._max_skipped} records would be left out: {reason}"
-            return CorruptError(item.name, said)
         ordinal = id - item.start
         said = f"record {ordinal} (id {id}) is left out by on_bad={self.on_bad!r}: {reason}"
         return SkippedRecord(item.name, said, id=id, ordinal=ordinal)
@@ -378,6 +379,8 @@ class _Process:
 
     objects: Objects
     ahead: ReadAhead[int, _Sized] | None
+    reads: list[tuple[int, float]] = field(default_factory=list)
+    """(id, seconds) of records read where they were asked for, and not yet added to the metrics."""
 
     def close(self) -> None:
         if self.ahead is not None:
@@ -386,8 +389,6 @@ class _Process:
 
 
 def _format_of(manifest: DatasetManifest) -> str:
-    reads: list[tuple[int, float]] = field(default_factory=list)
-    """(id, seconds) of records read where they were asked for, and not yet added to the metrics."""
     kinds = {detect(item.name) for item in manifest.objects if item.records}
     if len(kinds) != 1 or None in kinds:
         raise UsageError(

@@ -22,12 +22,17 @@ _MAGIC = b"ARROW1"
 
 
 def index(stored: Stored, tokens: str | None, key: str | None) -> ObjectIndex:
-    schema, batches = _batches(stored.file)
+    schema, batches = _batches(stored.file, whole=True)
     check_facts(stored.file.name, schema, stored.how, tokens, key)
     records = sum(batch.num_rows for batch in batches)
     lengths = None
     if tokens is not None:
-        lengths = np.concatenate([np.zeros(0, np.int64), *(lengths_of(b.column(tokens)) for b in batches)])
+        begins = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
+        counted = (
+            lengths_of(stored.file.name, batch.column(tokens), begin)
+            for batch, begin in zip(batches, begins, strict=False)
+        )
+        lengths = np.concatenate([np.zeros(0, np.int64), *counted])
     keys = None
     if key is not None:
         keys = tuple(str(value) for batch in batches for value in batch.column(key).to_pylist())
@@ -59,7 +64,9 @@ class ArrowReader(ObjectReader):
         self._rows = []
 
 
-def _batches(file: File) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+def _batches(file: File, *, whole: bool = False) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """``whole``: every offset is looked at too, as a value read by a wrong one may end the process. It is
+    a pass over the object, made when it is indexed: afterwards its digest stands for that."""
     try:
         source: Any = (
             pa.memory_map(file.path) if file.path is not None else pa.PythonFile(file.open(), mode="r")
@@ -68,10 +75,14 @@ def _batches(file: File) -> tuple[pa.Schema, list[pa.RecordBatch]]:
         source.seek(0)
         if head == _MAGIC:
             reader = pa.ipc.open_file(source)
-            return reader.schema, [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        stream = pa.ipc.open_stream(source)
-        return stream.schema, list(stream)
-    except (*DECODE_ERRORS, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+            schema, batches = reader.schema, [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        else:
+            stream = pa.ipc.open_stream(source)
+            schema, batches = stream.schema, list(stream)
+        for batch in batches:
+            batch.validate(full=whole)
+    except (*DECODE_ERRORS, OSError, pa.ArrowException) as error:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
             raise
         raise FormatError(file.name, f"not readable as Arrow IPC: {error}") from error
+    return schema, batches

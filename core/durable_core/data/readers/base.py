@@ -30,6 +30,9 @@ T = TypeVar("T")
 #: ``JSONDecodeError`` and pyarrow's ``ArrowInvalid`` are ``ValueError``.
 DECODE_ERRORS = (ValueError, KeyError, IndexError, EOFError, OverflowError, TypeError, RecursionError)
 
+_UNASKED = 1 << 20
+"""Bytes that are read without a look at how long the file is."""
+
 DEFAULT_HELD = 256 << 20
 """Bytes of decoded row groups and frames that a process keeps, unless told otherwise."""
 
@@ -92,6 +95,14 @@ class ObjectReader(ABC):
         """Let go of what is open. Nothing is read after it."""
 
 
+def tokens_in(value: Any) -> int:
+    """Elements of a list, or an array of one dimension. Raises ``ValueError`` for what is none: the
+    characters of a text are not its tokens."""
+    if isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim == 1):
+        return len(value)
+    raise ValueError(f"{type(value).__name__} is no list of tokens")
+
+
 class Ranges:
     """Byte ranges of one file by position. A local file is opened once, and read with ``pread``: that is
     as cheap as a map for what a record is, and a file truncated under it is an error, not a signal."""
@@ -107,6 +118,8 @@ class Ranges:
 
     def read(self, begin: int, length: int) -> bytes:
         """Exactly these bytes, or ``FormatError``."""
+        if begin < 0 or not 0 <= length <= _UNASKED:
+            self._check(begin, length)
         if self._file.path is None:
             data = self._file.read_range(begin, length)
         else:
@@ -142,6 +155,13 @@ class Ranges:
                 if self._fd is None:
                     self._fd = os.open(self._file.path or "", os.O_RDONLY | os.O_CLOEXEC)
         return self._fd
+
+    def _check(self, begin: int, length: int) -> None:
+        """Before memory is asked for: a damaged header may speak of any number of bytes."""
+        if begin < 0 or length < 0:
+            raise FormatError(self.name, f"its header speaks of {length} bytes at byte {begin}")
+        if begin + length > self.size():
+            raise self._short(begin, length, max(self.size() - begin, 0))
 
     def _short(self, begin: int, length: int, got: int) -> FormatError:
         return FormatError(self.name, f"truncated: {got} of {length} bytes at byte {begin}")

@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from durable_core.data.readers.base import DECODE_ERRORS, File, Held, Ids, ObjectIndex, ObjectReader, Record
+from durable_core.data.readers.base import (
+    DECODE_ERRORS,
+    File,
+    Held,
+    Ids,
+    ObjectIndex,
+    ObjectReader,
+    Record,
+    tokens_in,
+)
 from durable_core.data.readers.frames import Scan, Source, source
 from durable_core.data.readers.registry import Columns, Format, Stored
 from durable_core.errors import FormatError, RecordError, UsageError
@@ -175,7 +184,7 @@ class _Facts:
         try:
             value = json.loads(line)
             if self._tokens:
-                self._lengths.append(len(value[self._tokens]))
+                self._lengths.append(tokens_in(value[self._tokens]))
             if self._key:
                 self._keys.append(str(value[self._key]))
         except DECODE_ERRORS as error:

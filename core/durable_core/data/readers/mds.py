@@ -11,17 +11,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import numpy as np
 
-from durable_core.data.readers.base import DECODE_ERRORS, File, Held, ObjectIndex, ObjectReader, Record
+from durable_core.data.readers.base import (
+    DECODE_ERRORS,
+    File,
+    Held,
+    ObjectIndex,
+    ObjectReader,
+    Record,
+    tokens_in,
+)
 from durable_core.data.readers.frames import Source, source, whole
 from durable_core.data.readers.lines import duplicate
 from durable_core.data.readers.registry import Columns, Stored
-from durable_core.errors import FormatError, UnsupportedError
+from durable_core.errors import FormatError, RecordError, UnsupportedError
 
 Decode = Callable[[bytes], Any]
 
@@ -57,7 +65,10 @@ def index(stored: Stored, tokens: str | None, key: str | None) -> ObjectIndex:
         records = shard.read(range(len(shard))) if columns else []
     finally:
         shard.close()
-    lengths = np.array([len(record[tokens]) for record in records], dtype=np.int64) if tokens else None
+    lengths = None
+    if tokens is not None:
+        counts = [_counted(file.name, i, record[tokens]) for i, record in enumerate(records)]
+        lengths = np.array(counts, dtype=np.int64)
     keys = tuple(str(record[key]) for record in records) if key else None
     if keys is not None and len(set(keys)) != len(keys):
         raise duplicate(stored.file.name, keys)
@@ -71,6 +82,13 @@ def reader(stored: Stored, index: ObjectIndex, columns: Columns, held: Held) -> 
     )
 
 
+def _counted(name: str, ordinal: int, value: Any) -> int:
+    try:
+        return tokens_in(value)
+    except ValueError as error:
+        raise RecordError(name, ordinal, str(error)) from error
+
+
 class MdsReader(ObjectReader):
     def __init__(self, file: File, source: Source, columns: Sequence[str] | None) -> None:
         self._source = source
@@ -78,24 +96,21 @@ class MdsReader(ObjectReader):
             count = int(np.frombuffer(source.read(0, 4), "<u4")[0])
             self._begins = np.frombuffer(source.read(4, 4 * (count + 1)), "<u4").astype(np.int64)
             begin = 4 * (count + 2)
-            described: Mapping[str, Any] = json.loads(source.read(begin, int(self._begins[0]) - begin))
-            names, encodings = described["column_names"], described["column_encodings"]
-            self._sizes: list[int | None] = described["column_sizes"]
-            if described["version"] != 2 or not len(names) == len(encodings) == len(self._sizes):
-                raise ValueError(f"version {described['version']}")
+            if self._begins[0] < begin or (np.diff(self._begins) < 0).any():
+                raise ValueError("its samples do not lie one behind another")
+            text = source.read(begin, int(self._begins[0]) - begin)
+            encodings, self._sizes = _columns(json.loads(text))
+            missing = [column for column in columns or () if column not in encodings]
+            if missing:
+                raise FormatError(file.name, f"no column {missing[0]!r}; it has {', '.join(encodings)}")
+            self._decoders: list[tuple[str, Decode | None]] = [
+                (name, _decoder(file.name, name, encoding) if columns is None or name in columns else None)
+                for name, encoding in encodings.items()
+            ]
         except DECODE_ERRORS as error:
             raise FormatError(file.name, f"not readable as an MDS shard: {error}") from error
         super().__init__(file.name, count)
-        self.schema = "; ".join(
-            f"{name}: {encoding}" for name, encoding in zip(names, encodings, strict=True)
-        )
-        missing = [column for column in columns or () if column not in names]
-        if missing:
-            raise FormatError(file.name, f"no column {missing[0]!r}; it has {', '.join(names)}")
-        self._decoders: list[tuple[str, Decode | None]] = [
-            (name, _decoder(file.name, name, encoding) if columns is None or name in columns else None)
-            for name, encoding in zip(names, encodings, strict=True)
-        ]
+        self.schema = "; ".join(f"{name}: {encoding}" for name, encoding in encodings.items())
 
     def _record(self, ordinal: int) -> Record:
         begin = int(self._begins[ordinal])
@@ -116,6 +131,21 @@ class MdsReader(ObjectReader):
         self._source.close()
 
 
+def _columns(described: Any) -> tuple[dict[str, str], list[int | None]]:
+    """Encoding by name, and the bytes of each column that has a fixed size. Raises ``DECODE_ERRORS``."""
+    names, encodings = described["column_names"], described["column_encodings"]
+    sizes, version = described["column_sizes"], described["version"]
+    if version != 2:
+        raise ValueError(f"version {version!r}")
+    if not all(isinstance(text, str) for text in [*names, *encodings]) or len({*names}) != len(names):
+        raise ValueError(f"columns {names!r:.80} of {encodings!r:.80}")
+    if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
+        raise ValueError(f"sizes {sizes!r:.80}")
+    if not len(names) == len(encodings) == len(sizes):
+        raise ValueError(f"{len(names)} columns, {len(encodings)} encodings and {len(sizes)} sizes")
+    return dict(zip(names, encodings, strict=True)), sizes
+
+
 def _decoder(name: str, column: str, encoding: str) -> Decode:
     if encoding == "pkl":
         raise UnsupportedError(
@@ -130,12 +160,19 @@ def _decoder(name: str, column: str, encoding: str) -> Decode:
     return _PLAIN.get(encoding, bytes)
 
 
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation as error:  # which is an ArithmeticError
+        raise ValueError(f"{text!r} is no decimal number") from error
+
+
 _PLAIN: dict[str, Decode] = {
     "str": lambda data: data.decode("utf-8"),
     "int": lambda data: int(np.frombuffer(data, "<i8")[0]),
     "str_int": int,
     "str_float": float,
-    "str_decimal": lambda data: Decimal(data.decode("utf-8")),
+    "str_decimal": lambda data: _decimal(data.decode("utf-8")),
     "json": json.loads,
 }
 

@@ -5,7 +5,6 @@ All state here belongs to one process. An object that is used by a thread is clo
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -15,11 +14,11 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from durable_core.data.cache import DataCache
-from durable_core.data.physical.metrics import Metrics
 from durable_core.data.files import File, LocalFile, Location, Stat
+from durable_core.data.physical.metrics import Metrics
 from durable_core.data.readers.base import Held, ObjectReader
 from durable_core.data.readers.registry import companion_of, open_object
-from durable_core.data.readers.tables import kept_index
+from durable_core.data.readers.tables import digest_of, kept_index
 from durable_core.errors import DigestMismatchError, FormatError
 
 Verify = Literal["open", "size"]
@@ -69,18 +68,19 @@ class Objects:
         cache: DataCache | None,
         index_dir: Path | None,
         held: Held,
-        metrics: Metrics | None = None,
         most: int,
+        metrics: Metrics | None = None,
     ) -> None:
         self._objects, self._location, self._format = objects, location, format
         self._columns, self._verify, self._cache = columns, verify, cache
-        self._metrics = metrics or Metrics()
         self._index_dir, self._held, self._most = index_dir, held, most
+        self._metrics = metrics or Metrics()
         self._by_name = {item.name: item for item in objects}
         self._lock = threading.Lock()
         self._opening = [threading.Lock() for _ in range(16)]  # two threads open one object once
         self._open: OrderedDict[int, _Open] = OrderedDict()
         self._verified: dict[str, Stat] = {}
+        self._looked_at: set[str] = set()  # copies in the cache
 
     @contextmanager
     def use(self, number: int) -> Iterator[ObjectReader]:
@@ -158,7 +158,10 @@ class Objects:
             companion = None if name is None else self._found(self._described(name), stack)
             index = None
             if self._index_dir is not None and companion is None:
-                index = kept_index(self._index_dir, item.digest, self._format, file, item.records)
+                verified = item.name in (self._verified if self._cache is None else self._looked_at)
+                index = kept_index(
+                    self._index_dir, item.digest, self._format, file, item.records, verified=verified
+                )
             reader = open_object(
                 self._format, file, index, self._columns, companion=companion, held=self._held
             )
@@ -176,20 +179,20 @@ class Objects:
         """The object's file, verified as declared."""
         file = self._location.file(item.name)
         if self._cache is not None:
+            if self._verify == "open" and item.name not in self._looked_at:
+                self._cache.drop(item.digest)  # if it lies there and is something else: then it is fetched
+                self._looked_at.add(item.name)
             fetched = self._cache.open(item.digest, item.nbytes, file.chunks, name=item.name)
+            self._metrics.count(hits=int(fetched.hit), misses=int(not fetched.hit))
             path = stack.enter_context(fetched).path
             local = LocalFile(path.parent, path.name)
             local.name = item.name  # what errors call it; in the cache it is named by its digest
             return local
         stat = file.stat()
         if stat.nbytes != item.nbytes:
-            self._metrics.count(hits=int(fetched.hit), misses=int(not fetched.hit))
             raise DigestMismatchError(item.name, f"{stat.nbytes} bytes where the manifest says {item.nbytes}")
         if self._verify == "open" and (stat.stamp is None or self._verified.get(item.name) != stat):
-            digest = hashlib.sha256()
-            for chunk in file.chunks():
-                digest.update(chunk)
-            if "sha256:" + digest.hexdigest() != item.digest:
+            if digest_of(file) != item.digest:
                 raise DigestMismatchError(item.name, f"content is not {item.digest}")
             self._verified[item.name] = stat
         return file

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from durable_core.data.readers.base import DECODE_ERRORS, File, Held, ObjectIndex, ObjectReader, Record
 from durable_core.data.readers.lines import duplicate
 from durable_core.data.readers.registry import Columns, Stored
-from durable_core.data.readers.rows import Rows, check_facts, chosen, lengths_of, schema_text
+from durable_core.data.readers.rows import Rows, check_facts, chosen, lengths_of, schema_text, undecodable
 from durable_core.errors import FormatError, RecordError
 
 
@@ -29,9 +29,9 @@ def index(stored: Stored, tokens: str | None, key: str | None) -> ObjectIndex:
         lengths, keys = None, None
         if wanted:
             table = parquet.read(columns=wanted)
-            lengths = None if tokens is None else lengths_of(table[tokens])
+            lengths = None if tokens is None else lengths_of(stored.file.name, table[tokens])
             keys = None if key is None else tuple(str(value) for value in table[key].to_pylist())
-    except (*DECODE_ERRORS, OSError) as error:
+    except (*DECODE_ERRORS, OSError, pa.ArrowException) as error:
         raise _broken(stored.file.name, error) from error
     finally:
         parquet.close()
@@ -79,6 +79,8 @@ class ParquetReader(ObjectReader):
             if error.errno is not None:
                 raise
             raise ValueError(f"row group {group}: {error}") from error  # how pyarrow says "not decodable"
+        except pa.ArrowException as error:
+            raise undecodable(error) from error
         batch = table.select(self._columns).combine_chunks().to_batches(max_chunksize=None)
         return Rows(batch[0]), table.nbytes
 
@@ -91,13 +93,13 @@ def _open(file: File) -> pq.ParquetFile:
     source: Any = pa.PythonFile(file.open(), mode="r") if file.path is None else file.path
     try:
         return pq.ParquetFile(source, pre_buffer=file.path is None)
-    except (*DECODE_ERRORS, OSError) as error:
+    except (*DECODE_ERRORS, OSError, pa.ArrowException) as error:
         raise _broken(file.name, error) from error
 
 
 def _broken(name: str, error: BaseException) -> BaseException:
     """pyarrow says OSError, without a number, for what it cannot decode; with one it is an I/O error."""
-    if isinstance(error, (FormatError, RecordError)) or (
+    if isinstance(error, (FormatError, RecordError, MemoryError)) or (
         isinstance(error, OSError) and error.errno is not None
     ):
         return error

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from durable_core.data.readers.base import Ids
+from durable_core.data.readers.base import DECODE_ERRORS, Ids
 from durable_core.data.readers.registry import Format
-from durable_core.errors import FormatError
+from durable_core.errors import FormatError, RecordError
 
 
 class Rows:
@@ -24,9 +24,12 @@ class Rows:
 
     def record(self, row: int) -> dict[str, Any]:
         out: dict[str, Any] = {}
-        for name, column, numbers in self._columns:
-            value = column[row]
-            out[name] = _array(value) if numbers else value.as_py()
+        try:
+            for name, column, numbers in self._columns:
+                value = column[row]
+                out[name] = _array(value) if numbers else value.as_py()
+        except pa.ArrowException as error:
+            raise undecodable(error) from error
         return out
 
 
@@ -45,11 +48,24 @@ def schema_text(schema: pa.Schema) -> str:
     return "; ".join(f"{field.name}: {field.type}" for field in schema)
 
 
-def lengths_of(column: pa.Array | pa.ChunkedArray) -> Ids:
-    """Elements of each list; tokens, when the column holds tokens."""
+def undecodable(error: pa.ArrowException) -> Exception:
+    """The same, as one of ``DECODE_ERRORS``: some of pyarrow's are none. Being out of memory is no fault of
+    the data, and stays what it is."""
+    return error if isinstance(error, (*DECODE_ERRORS, MemoryError)) else ValueError(str(error))
+
+
+def lengths_of(name: str, column: pa.Array | pa.ChunkedArray, begin: int = 0) -> Ids:
+    """Elements of each list; tokens, when the column holds tokens. ``begin``: the ordinal of the first.
+
+    Raises ``RecordError`` for a null: a record without tokens has an empty list.
+    """
     import pyarrow.compute as pc
 
-    return np.asarray(pc.fill_null(pc.list_value_length(column), 0), dtype=np.int64)
+    lengths = pc.list_value_length(column)
+    if lengths.null_count:
+        ordinal = begin + pc.index(pc.is_null(lengths), True).as_py()
+        raise RecordError(name, ordinal, "null where a list of tokens is due")
+    return np.asarray(lengths, dtype=np.int64)
 
 
 def check_facts(name: str, schema: pa.Schema, how: Format, tokens: str | None, key: str | None) -> list[str]:

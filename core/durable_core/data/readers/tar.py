@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from durable_core.data.readers.base import File, Held, ObjectIndex, ObjectReader, Ranges, Record
+from durable_core.data.readers.base import (
+    DECODE_ERRORS,
+    File,
+    Held,
+    ObjectIndex,
+    ObjectReader,
+    Ranges,
+    Record,
+)
+from durable_core.data.readers.frames import CHUNK
 from durable_core.data.readers.lines import duplicate
 from durable_core.data.readers.registry import Columns, Stored
 from durable_core.errors import FormatError, UsageError
@@ -87,25 +96,58 @@ def _tables(file: File) -> Tables:
 
 
 def _files(file: File) -> Iterator[tuple[str, str, int, int]]:
-    """(key, suffix, first byte, bytes) of the regular files, as they lie."""
+    """(key, suffix, first byte, bytes) of the regular files, as they lie.
+
+    Raises ``FormatError`` for what is not read as it is: links, devices, files with holes, and an archive
+    without its end, behind which nothing may lie.
+    """
     nbytes = file.size()
     try:
         with file.open() as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined]  # or they are all remembered
-                if not member.isreg():
+                if member.isdir():
                     continue
+                _check_plain(file.name, member, nbytes)
                 folder, _, base = member.name.rpartition("/")
                 stem, _, suffix = base.partition(".")
                 key = f"{folder}/{stem}" if folder else stem
-                if "\n" in member.name:
-                    raise FormatError(file.name, f"a file name with a newline: {member.name!r}")
-                if member.offset_data + member.size > nbytes:
-                    raise FormatError(file.name, f"truncated in {member.name!r}")
                 if not (stem.startswith("__") and stem.endswith("__")):  # WebDataset's own notes
                     yield key, suffix.lower(), member.offset_data, member.size
-    except tarfile.TarError as error:
+            # A header that is damaged or cut short also ends the loop.
+            _check_end(file.name, stream, archive.offset)
+    except (tarfile.TarError, *DECODE_ERRORS) as error:
         raise FormatError(file.name, f"not readable as tar: {error}") from error
+
+
+def _check_plain(name: str, member: tarfile.TarInfo, nbytes: int) -> None:
+    if not member.isreg() or member.issparse():
+        links = member.islnk() or member.issym()
+        kind = "a file with holes" if member.issparse() else "a link" if links else "no file"
+        raise FormatError(
+            name,
+            f"{member.name!r} is {kind}, so its bytes do not lie here",
+            hint="write the shard of plain files (tar --dereference --hard-dereference, without --sparse)",
+        )
+    if "\n" in member.name:
+        raise FormatError(name, f"a file name with a newline: {member.name!r}")
+    if not 0 <= member.size <= nbytes - member.offset_data:
+        raise FormatError(name, f"truncated in {member.name!r}")
+
+
+def _check_end(name: str, stream: BinaryIO, offset: int) -> None:
+    """From ``offset`` on there is a block of zeros at least, and nothing but zeros."""
+    stream.seek(offset)
+    head = stream.read(tarfile.BLOCKSIZE)
+    if len(head) < tarfile.BLOCKSIZE or any(head):
+        raise FormatError(name, f"no end of the archive at byte {offset}: it is damaged there, or cut short")
+    while chunk := stream.read(CHUNK):
+        if chunk.strip(b"\0"):
+            raise FormatError(
+                name,
+                f"more data behind the end of the archive at byte {offset}",
+                hint="archives are put together with tar --concatenate; a damaged one is to be written again",
+            )
 
 
 def _bytes(texts: Any) -> NDArray[np.uint8]:

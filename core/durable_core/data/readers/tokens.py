@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import operator
+import tokenize
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -135,7 +137,7 @@ def _arrays(file: File, how: Format) -> dict[str, Array]:
         if how.kind == "safetensors":
             return _safetensors(file, how.number(0))
         return {"": _npy(file, how.number(0)) if how.kind == "npy" else _raw(file, how)}
-    except DECODE_ERRORS as error:
+    except (*DECODE_ERRORS, tokenize.TokenError) as error:  # numpy takes a header's text apart as Python
         raise FormatError(file.name, f"not readable as {how.kind}: {error}") from error
 
 
@@ -151,7 +153,7 @@ def _raw(file: File, how: Format) -> Array:
     except TypeError as error:
         raise UsageError(f"{how.arguments[0]!r} is no dtype: {error}") from error
     nbytes = file.size()
-    if dtype.hasobject or nbytes % dtype.itemsize:
+    if dtype.hasobject or not dtype.itemsize or nbytes % dtype.itemsize:
         raise FormatError(file.name, f"{nbytes} bytes are no whole number of {dtype}")
     return Array(dtype, 0, nbytes // dtype.itemsize, (block,))
 
@@ -159,6 +161,8 @@ def _raw(file: File, how: Format) -> Array:
 def _npy(file: File, block: int | None) -> Array:
     with file.open() as stream:
         version = np.lib.format.read_magic(stream)
+        if version not in ((1, 0), (2, 0), (3, 0)):
+            raise ValueError(f"version {version} of the format")
         read = (
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         )
@@ -176,6 +180,7 @@ def _npy(file: File, block: int | None) -> Array:
 
 
 def _safetensors(file: File, block: int | None) -> dict[str, Array]:
+    """Every byte behind the header belongs to one tensor, as the library has it too."""
     ranges = Ranges(file)
     try:
         size = int.from_bytes(ranges.read(0, 8), "little")
@@ -185,24 +190,41 @@ def _safetensors(file: File, block: int | None) -> dict[str, Array]:
     finally:
         ranges.close()
     header.pop("__metadata__", None)
-    arrays = {}
+    arrays, extents = {}, []
     for name, entry in header.items():
         if entry["dtype"] not in _SAFETENSORS:
             raise UnsupportedError(
                 f"{file.name}: tensor {name!r} is {entry['dtype']}, which numpy does not have"
             )
         dtype = np.dtype(_SAFETENSORS[entry["dtype"]])
-        array = _shaped(dtype, 8 + size + entry["data_offsets"][0], entry["shape"], block)
+        begin, end = map(operator.index, entry["data_offsets"])
+        array = _shaped(dtype, 8 + size + begin, entry["shape"], block)
+        if end - begin != array.total * dtype.itemsize:
+            raise ValueError(f"tensor {name!r} has bytes {begin} to {end} for {array.total} {dtype}")
         arrays[name] = _checked(file, array)
+        extents.append((begin, end))
+    at = 0
+    for begin, end in sorted(extents):
+        if begin != at:
+            raise ValueError(f"a tensor begins at byte {begin} of the data, where {at} is due")
+        at = end
+    if 8 + size + at != file.size():
+        raise ValueError(f"{file.size()} bytes where its header speaks of {8 + size + at}")
     return arrays
 
 
 def _shaped(dtype: np.dtype[Any], begin: int, shape: Sequence[int], block: int | None) -> Array:
-    if not shape:
+    sides = tuple(operator.index(side) for side in shape)
+    if not sides:
         raise ValueError("a single number is no dataset")
-    if block is not None and len(shape) > 1:
-        raise ValueError(f"it has rows already ({list(shape)}), so no block of {block}")
-    return Array(dtype, begin, math.prod(shape), tuple(shape[1:]) if block is None else (block,))
+    if min(sides) < 0:
+        raise ValueError(f"a shape of {list(sides)}")
+    if block is not None and len(sides) > 1:
+        raise ValueError(f"it has rows already ({list(sides)}), so no block of {block}")
+    row = sides[1:] if block is None else (block,)
+    if sides[0] and not math.prod(row) * dtype.itemsize:
+        raise ValueError(f"its {sides[0]} rows have no bytes ({dtype}{list(row)})")
+    return Array(dtype, begin, math.prod(sides), row)
 
 
 def _checked(file: File, array: Array) -> Array:
