@@ -100,6 +100,7 @@ class Mixture:
         ends = list(accumulate(source.size for source in self.policy.sources))
         self.bases: tuple[int, ...] = (0, *ends[:-1])
         self._size, self._datasets = ends[-1], tuple(sources.values())
+        self._measuring = [data for data in self._datasets if _measures(data)]
         self._measured = PerProcess()
         verified = all(known and not name.startswith(UNVERIFIED) for name, known in ids.values())
         own = self.policy.digest if verified else f"{UNVERIFIED}mixture:{self.policy.digest}"
@@ -148,14 +149,14 @@ class Mixture:
                 ahead(wanted[sources == source] - self.bases[source])
 
     @property
-    def metrics(self) -> Metrics:
-        """What its sources have measured in this process, added up here: each time it is looked at, what is
-        new is taken from those whose attribute ``metrics`` is a ``Metrics``."""
+    def metrics(self) -> Metrics | None:
+        """What its sources have measured in this process, added up; None where no source measures anything.
+        Looking at it takes what is new from those that have an attribute ``metrics`` (a ``Metrics``)."""
+        if not self._measuring:
+            return None
         total = self._measured.here()
-        for data in self._datasets:
-            measured = getattr(data, "metrics", None)
-            if isinstance(measured, Metrics):
-                total.merge(measured.take())
+        for data in self._measuring:
+            total.merge(data.metrics.take())
         return total
 
     @cached_property
@@ -254,6 +255,10 @@ def _attribute(source: str, data: Any, name: str) -> Any:
         count = " x ".join(map(str, np.shape(value)))
         raise UsageError(f"source {source!r} has {len(data)} records and {count} {name}")
     return value
+
+
+def _measures(data: Any) -> bool:
+    return isinstance(getattr(data, "metrics", None), Metrics)
 
 
 def _size(name: str, data: Any) -> int:
