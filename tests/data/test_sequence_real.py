@@ -181,7 +181,7 @@ def test_what_a_choice_needs_is_said() -> None:
     ):
         with pytest.raises(error, match=message):
             DurableLoader(options.pop("dataset", bare), 4, seed=5, **options)
-    with pytest.raises(UsageError, match="positive"):
+    with pytest.raises(UsageError, match="window must be 1"):
         BlockShuffle(0)
 
 

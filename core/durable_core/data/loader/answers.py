@@ -93,8 +93,19 @@ class Answers:
 
     @property
     def guarantees(self) -> Promise:
-        """The strongest promise the data can keep."""
+        """The strongest promise the data can keep, with as many replicas as before."""
         return self._plan.guarantees
+
+    def guarantees_at(self, replicas: int) -> Promise:
+        """The strongest promise when a restart has ``replicas`` of them.
+
+        Other shares add up otherwise, so bits go; the samples of each batch stay. A dataset with
+        ``__getitems__`` draws for its share at once: what it then makes of a sample is not what it was.
+        """
+        if replicas == self.replicas:
+            return self.guarantees
+        kept = Promise.COVERAGE if self._settings.draws_by_share else Promise.EXACT_ORDER
+        return kept if self.guarantees.implies(kept) else self.guarantees
 
     @property
     def streaming(self) -> bool:

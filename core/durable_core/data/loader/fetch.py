@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
 from durable_core.clock import SystemClock, computed
 from durable_core.data.ledger import Tag
@@ -25,6 +25,7 @@ from durable_core.format.ledger import RowFlag
 
 Collate = Callable[[Any], Any]
 PAD_MASK = "pad_mask"
+STAND_INS = 64
 _now = SystemClock().monotonic
 
 
@@ -62,20 +63,17 @@ _Read = tuple[Tag, Sequence[Any], int]
 """What was really asked of the dataset, what came, and how many at the end of that only fill up."""
 
 
-class MapFetcher(Dataset[Any]):
-    """Stands before the user's map-style dataset; every other attribute is the dataset's own.
+class MapFetcher:
+    """Asks the user's map-style dataset for the batch of a ticket.
 
-    ``fetcher[ticket]`` is the tag that names what was really asked of the dataset, and beside it the
-    collated batch; in a worker, an error of ours as a value. The dataset's ``__getitem__`` is
-    called once per record, under the randomness of that record. A dataset with ``__getitems__`` gets its
+    What comes is the tag that names what was really asked of the dataset, and beside it the collated
+    batch. The dataset's ``__getitem__`` is called for one record after another, each under its own
+    randomness; at most three times in a process for a whole batch again (see ``seeding``), so that what
+    it counts or keeps of its calls is not exact. A dataset with ``__getitems__`` gets its
     whole batch in one call under the batch's: its draws then depend on the batch's composition, so they
     repeat at the same number of replicas only. A record for which ``SkippedRecord`` is raised (or
     stands in what ``__getitems__`` gives) is left out.
-
-    It all happens in ``__getitem__``, as the seeder may want the whole of it again.
     """
-
-    _OWN = frozenset({"_dataset", "_seeder", "_collate", "_packing", "_batched", "_prefetch", "_measures"})
 
     def __init__(
         self, dataset: Any, seeder: Seeder, collate: Collation, packing: Packing | None = None
@@ -84,11 +82,13 @@ class MapFetcher(Dataset[Any]):
         self._seeder = seeder
         self._collate = collate
         self._packing = packing
-        self._batched = _has_getitems(dataset)
+        self._row_length = 0 if packing is None else packing.length
+        self._batched = has_getitems(dataset)
         self._prefetch = callable(getattr(dataset, "prefetch", None))
         self._measures = isinstance(getattr(dataset, "metrics", None), Metrics)
 
-    def __getitem__(self, ticket: Ticket) -> tuple[Tag, Any] | Failure:
+    def __call__(self, ticket: Ticket) -> tuple[Tag, Any] | Failure:
+        """``fetch`` in a worker: an error of ours is a value there, and what it took is measured."""
         begun, busy = _now(), computed(process=True)
         try:
             tag, content = self.fetch(ticket)
@@ -98,7 +98,7 @@ class MapFetcher(Dataset[Any]):
         return tag, content
 
     def fetch(self, ticket: Ticket) -> tuple[Tag, Any]:
-        """What ``self[ticket]`` is in a worker; without one nothing has to travel, and who asks waits."""
+        """Without a worker: nothing has to travel, and who asks waits."""
         if self._prefetch:
             self._dataset.prefetch(ticket.ids.tolist())
         tag, content = self._seeder.run(self._batch, ticket)
@@ -136,7 +136,8 @@ class MapFetcher(Dataset[Any]):
         if tag.epochs is not None:
             tag.epochs, tag.skipped_epochs = tag.epochs[there], tag.epochs[~there]
         kept = list(compress(samples, came))
-        _check_some(tag, kept)
+        if not kept:
+            return tag, [self._stand_in(ticket, tag)[1]], 1
         return tag, kept, sum(came[trained:])
 
     def _records(self, ticket: Ticket, ids: list[int], epochs: int | list[int]) -> tuple[Sequence[Any], bool]:
@@ -160,6 +161,8 @@ class MapFetcher(Dataset[Any]):
 
     def _packs(self, ticket: Ticket, pieces: Pieces, packs: list[int]) -> _Read:
         """Every record is read once, however many pieces of it the ticket asks for."""
+        begins, ends = pieces.begins, pieces.ends
+        assert begins is not None and ends is not None
         wanted = list(zip(ticket.ids.tolist(), pieces.epochs.tolist(), strict=True))
         once = list(dict.fromkeys(wanted))
         read, _ = self._records(ticket, [index for index, _ in once], [epoch for _, epoch in once])
@@ -171,40 +174,62 @@ class MapFetcher(Dataset[Any]):
         for number in range(len(packs) - 1):
             there = [p for p in range(packs[number], packs[number + 1]) if came[p]]
             if there:
-                parts = [self._piece(records[wanted[p]], pieces, p, wanted[p][0]) for p in there]
+                parts = [
+                    self._piece(records[wanted[p]], int(begins[p]), int(ends[p]), wanted[p][0]) for p in there
+                ]
                 samples.append(self._assembled(parts, counts=number < trained))
                 padded += number >= trained
         count = packs[trained]  # of the pieces that are trained; what fills up repeats some
         kept = [p for p in range(count) if came[p]]
-        assert pieces.begins is not None and pieces.ends is not None
         tag = Tag(
             ticket.epoch,
             ticket.batch,
             ticket.ids[kept],
-            amounts=(pieces.ends - pieces.begins)[kept],
+            amounts=(ends - begins)[kept],
             epochs=pieces.epochs[kept],
             lengths=_int64([self._packed_length(records[wanted[p]]) for p in kept]),
         )
         lost = list(dict.fromkeys(wanted[p] for p in range(count) if not came[p]))
         if lost:
             tag.skipped, tag.skipped_epochs = _int64(lost).T
-        _check_some(tag, samples)
+        if not samples:
+            index, record = self._stand_in(ticket, tag)
+            begun = self._piece(record, 0, min(record_length(record), self._row_length), index)
+            return tag, [self._assembled([begun], counts=False)], 1
         return tag, samples, padded
+
+    def _stand_in(self, ticket: Ticket, tag: Tag) -> tuple[int, Any]:
+        """(id, record) of one that comes, for a share that lost all of its own: the batch holds it masked.
+
+        Looked for at ``STAND_INS`` places all over the dataset, as what is bad often lies together: which
+        it is depends on the data alone. Raises ``CorruptError`` where nothing can be masked, or none comes.
+        """
+        size, last = len(self._dataset), int(ticket.ids[-1])
+        for k in range(1, STAND_INS if self._collate.pads else 0):
+            index = (last + k * size // STAND_INS) % size
+            records, complete = self._records(ticket, [index], ticket.epoch)
+            if complete:
+                return index, records[0]
+        assert tag.skipped is not None
+        raise CorruptError(
+            f"epoch {tag.epoch} batch {tag.batch}",
+            f"all of its records were left out: {', '.join(map(str, tag.skipped[:8]))}",
+            hint='no batch can be empty: mend the data, or let remainder="pad" fill it with a masked sample',
+        )
 
     def _packed_length(self, record: Any) -> int:
         """Tokens of all pieces of it together: counted in what came, not looked up."""
         assert self._packing is not None
         return self._packing.packed(record_length(record))
 
-    def _piece(self, record: Any, pieces: Pieces, place: int, index: int) -> Piece:
+    def _piece(self, record: Any, begin: int, end: int, index: int) -> Piece:
         lengths = getattr(self._dataset, "lengths", None)
         planned = None if lengths is None else int(lengths[index])
         weight = 1.0
         if isinstance(record, Mapping) and isinstance(record.get("loss_weight"), (int, float)):  # a source's
             weight = float(record["loss_weight"])
             record = {name: value for name, value in record.items() if name != "loss_weight"}
-        assert pieces.begins is not None and pieces.ends is not None
-        return Piece(record, int(pieces.begins[place]), int(pieces.ends[place]), planned, index, weight)
+        return Piece(record, begin, end, planned, index, weight)
 
     def _assembled(self, parts: list[Piece], *, counts: bool) -> Row:
         """A row; if it does not count, it only fills the batch up, and has no label."""
@@ -217,37 +242,13 @@ class MapFetcher(Dataset[Any]):
                     row[name][:] = nothing
         return row
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    # A worker_init_fn finds this object in get_worker_info().dataset and opens files on it.
-    def __getattr__(self, name: str) -> Any:
-        if name in MapFetcher._OWN or name.startswith("__"):  # protocols are answered by this class alone
-            raise AttributeError(name)
-        return getattr(self._dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in MapFetcher._OWN:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._dataset, name, value)
-
-
-def _check_some(tag: Tag, samples: Sequence[Any]) -> None:
-    if samples or tag.skipped is None:
-        return
-    raise CorruptError(
-        f"epoch {tag.epoch} batch {tag.batch}",
-        f"all of its records were left out: {', '.join(map(str, tag.skipped[:8]))}",
-        hint="a batch cannot be empty: mend the data, or use larger batches",
-    )
-
 
 def _int64(values: Sequence[Any]) -> Ids:
     return np.array(values, dtype=np.int64)
 
 
-def _has_getitems(dataset: Any) -> bool:
+def has_getitems(dataset: Any) -> bool:
+    """Whether it reads a whole batch in one call, under the batch's randomness."""
     while type(dataset) is Subset:  # its own __getitems__ only passes the call on
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))
@@ -263,11 +264,11 @@ class Collation:
 
     def __init__(self, collate_fn: Collate, *, pads: bool = False) -> None:
         self._collate_fn: Callable[..., Any] = collate_fn
-        self._pads = pads
+        self.pads = pads
         self._tells = pads and PAD_MASK in inspect.signature(collate_fn).parameters
 
     def __call__(self, samples: Sequence[Any], padded: int) -> Any:
-        if not self._pads:
+        if not self.pads:
             return self._collate_fn(samples)
         mask = [False] * (len(samples) - padded) + [True] * padded
         if self._tells:

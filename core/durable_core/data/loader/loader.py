@@ -15,14 +15,16 @@ from durable_core.data.cursor import Cursor, Remainder, identity
 from durable_core.data.ledger import Ledger
 from durable_core.data.loader import adopt
 from durable_core.data.loader.answers import Answers
-from durable_core.data.loader.passes import Pass, PassIterator
-from durable_core.data.loader.plan import Plan, Settings, make_plan, make_source
+from durable_core.data.loader.passes import Pass, PassIterator, Skips
+from durable_core.data.loader.plan import Plan, make_plan, make_source
 from durable_core.data.loader.planned import SequenceSource, Weights
-from durable_core.data.loader.resume import LEAD, Saved, accepted, beginning, exactly, listed
+from durable_core.data.loader.resume import LEAD, Saved, accepted, beginning, check_shares, exactly, listed
 from durable_core.data.loader.seeding import SampleRngChoice
 from durable_core.data.loader.sequences import OrderChoice
+from durable_core.data.loader.settings import Settings, promised
 from durable_core.data.loader.sources import Source
 from durable_core.data.loader.streams import Preserved
+from durable_core.data.numbers import whole
 from durable_core.data.packing import Packing
 from durable_core.data.physical.metrics import Metrics
 from durable_core.data.sequence import reweighted
@@ -43,14 +45,16 @@ class DurableLoader(Answers):
       one global batch (``batch_size * replicas``), the number of replicas never change it.
     * python's, numpy's and torch's global streams are seeded per sample before ``__getitem__`` and
       per batch before ``collate_fn``, so augmentation repeats exactly. The streams of the training
-      process itself are left as they were.
+      process itself are left as they were. Code that derives numbers from a stream without drawing from it
+      (``np.random.default_rng(torch.initial_seed())``, ``random.getstate()``) needs ``sample_rng="always"``.
     * ``iter()`` begins the next epoch, also when the last one was left early (``break``, a limit on
       batches); but the same epoch again when nothing of it was acknowledged and its end was not seen
       (a look at the first batch costs nothing). Batches of an epoch left early that were handed over
       and not acknowledged count as never trained; after an end that was seen, as trained by a step to come.
     * It is no ``DataLoader`` on purpose: frameworks rebuild those, and leave this alone.
 
-    Batches handed over and never acknowledged are remembered (about 0.4 KB each).
+    Batches handed over and never acknowledged are remembered, with the state after each: of a caller that
+    never acknowledges any at most 65,536 of them, and 256 MiB (or 64 batches, if those are more).
 
     Args:
         dataset: map-style with ``__len__``; a ``Mixture`` of such; or an ``IterableDataset`` with
@@ -65,12 +69,15 @@ class DurableLoader(Answers):
             ``collate_fn`` has an argument ``pad_mask``, bool [samples].
         dataset_id: identity of the content. Default: the dataset's own ``dataset_id``, or else
             ``unverified:<class>:<length>``.
-        sampler: a user's own sampler, or batch sampler (then ``batch_size=None``).
+        sampler: a user's own sampler, or batch sampler (then ``batch_size=None``). One with a state goes on
+            over the epochs, each from where the last one stopped or was left; but one with ``set_epoch`` as
+            well begins each as it was given, and is told the number.
         promise: what a resume must guarantee; what cannot be made so is refused.
         transform_version: change it to draw other augmentations of the same order.
         sample_rng: False declares that fetching and collating draw no random numbers; what they draw
             after all is then not repeated. "always" seeds each stream for each sample (about 10 us): for code
-            that only reads a stream's state, or draws and puts it back, which True does not see.
+            that only reads a stream's seed or state, or draws and puts it back, which True does not see: it
+            would get other numbers after a resume.
         order: instead of ``shuffle``: a name, or a ``BlockShuffle`` or ``BufferedShuffle``.
         packing: samples are packs of ``packing.length`` tokens (see ``Packing``), planned from ``lengths``
             of the dataset.
@@ -78,6 +85,8 @@ class DurableLoader(Answers):
             the product of all three stays and the promise is "exact-order" or weaker.
         stream_shares: each replica reads the whole of an iterable dataset and takes its share of each
             global batch.
+        max_skipped: raise ``CorruptError`` at the first batch with which more records than this were left
+            out (``SkippedRecord``) since the process began: each replica counts those of its own share.
 
     Raises:
         UnsupportedError: what was asked for cannot be made exact; the message says what to do.
@@ -106,6 +115,7 @@ class DurableLoader(Answers):
         packing: Packing | None = None,
         accumulate: int = 1,
         stream_shares: bool = False,
+        max_skipped: int | None = None,
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
@@ -118,7 +128,8 @@ class DurableLoader(Answers):
             raise UnsupportedError("in_order=False keeps no order", hint="leave in_order=True")
         streaming = isinstance(dataset, IterableDataset)
         dataset_id, self.verified = identity(dataset, dataset_id)
-        whole = default_convert if streaming and batch_size is None else default_collate
+        if collate_fn is None:
+            collate_fn = default_convert if streaming and batch_size is None else default_collate
         self._settings = Settings(
             dataset=dataset,
             batch_size=batch_size,
@@ -129,15 +140,16 @@ class DurableLoader(Answers):
             remainder=remainder or ("drop" if drop_last else "short"),
             dataset_id=dataset_id,
             sampler=sampler,
-            promise=Promise(promise),
+            promise=promised(promise),
             transform_version=transform_version,
             sample_rng=sample_rng,
             num_workers=num_workers,
-            collate_fn=collate_fn or whole,
+            collate_fn=collate_fn,
             order=order,
             packing=packing,
             stream_shares=stream_shares,
             accumulate=accumulate,
+            max_skipped=max_skipped,
             torch_arguments={
                 "pin_memory": pin_memory,
                 "prefetch_factor": prefetch_factor,
@@ -154,6 +166,7 @@ class DurableLoader(Answers):
             Preserved() if seeds_here else contextlib.nullcontext()
         )
         self._pass: Pass | None = None
+        self._skips = Skips(self._settings.max_skipped)
         self._begun = False
         self._plan: Plan = make_plan(self._settings)
         self._updates: dict[int, Weights] = {}
@@ -177,7 +190,8 @@ class DurableLoader(Answers):
 
         Random, sequential and distributed samplers give way to an order of ours (a distributed one
         names replica and replicas unless these are given; its slicing gives way too). A per-replica
-        batch size b makes a global batch of ``b * replicas``. A ``DurableLoader`` is bound and returned.
+        batch size b makes a global batch of ``b * replicas``. A ``DurableLoader`` is bound (``accumulate`` of
+        ``more`` too) and returned.
         ``more``: what a plain loader cannot say (``order``, ``packing``, ``remainder`` ...), as for the
         constructor.
 
@@ -185,18 +199,19 @@ class DurableLoader(Answers):
             UnsupportedError: custom samplers and iterable datasets without state, sampling with
                 replacement or a part, ``in_order=False``, loaders that iterate in their own way.
         """
-        if isinstance(loader, DurableLoader):
-            loader.bind(replica=replica, replicas=replicas, seed=seed)
-            return loader
         place = {"replica": replica, "replicas": replicas, "seed": seed}
-        arguments = adopt.arguments(loader, **place, promise=Promise(promise))
+        if isinstance(loader, DurableLoader):
+            loader.bind(**{**place, "accumulate": more.get("accumulate")})
+            return loader
+        arguments = adopt.arguments(loader, **place, promise=promised(promise))
         return cls(**{**arguments, "dataset_id": dataset_id, **more})
 
     def bind(
-        self, *, replica: int | None = None, replicas: int | None = None, seed: int | None = None
-    ) -> None:
-        """Give the loader its place and seed, before the first ``iter()``; what is None stays."""
-        given = {"replica": replica, "replicas": replicas, "seed": seed}
+        self, *, replica: int | None = None, replicas: int | None = None, seed: int | None = None,
+        accumulate: int | None = None,
+    ) -> None:  # fmt: skip
+        """Give the loader its place, seed and batches of a step before the first ``iter()``; None: as it was."""
+        given = {"replica": replica, "replicas": replicas, "seed": seed, "accumulate": accumulate}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if not changes:
             return
@@ -218,17 +233,19 @@ class DurableLoader(Answers):
         """``cursor`` as a dict, and beside it what the cursor alone cannot say.
 
         A source with a state of its own (a sequence, a stream, a stateful sampler) adds it as ``source``; a
-        sequence (mixture, packs, bounded shuffle) its description as ``plan``, which never changes; a mixture
-        whose weights were changed, all changes as ``updates``.
+        sequence (mixture, packs, bounded shuffle), and an order with settings, its description as ``plan``,
+        which never changes; a mixture whose weights were changed, all changes as ``updates``.
         """
         state = self.cursor.to_dict()
         if self._plan.stateful:
             own = self._ledger.state
             state["source"] = {"workers": self._counted_workers, "state": own}
+        if self._settings.draws_by_share:
+            state["replicas"] = self.replicas
         if self._updates:
             state["updates"] = listed(self._updates)
-        if self._plan.sequence is not None:
-            state["plan"] = dict(self._plan.sequence.description)
+        if self._plan.description is not None:
+            state["plan"] = dict(self._plan.description)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -242,6 +259,8 @@ class DurableLoader(Answers):
         settings = dataclasses.replace(self._settings, seed=saved.cursor.seed)
         plan = self._plan if saved.cursor.seed == self.seed else make_plan(settings)
         cursor = accepted(saved, plan, promise=settings.promise, workers=self._counted_workers)
+        if settings.draws_by_share:
+            check_shares(saved.replicas, self.replicas, settings.promise)
         if cursor.seed != self.seed:
             warnings.warn(f"data: the run's seed {cursor.seed} is used, not {self.seed}", stacklevel=2)
         if cursor.global_batch != saved.cursor.global_batch:
@@ -265,6 +284,7 @@ class DurableLoader(Answers):
         Raises ``UnsupportedError`` without a mixture; ``UsageError`` when batches that far ahead may
         already be planned (``lead`` must be more than what is read ahead), or weights wait for that batch.
         """
+        lead, exact = whole("lead", lead, 1), exactly(weights)
         sequence, state = self._plan.sequence, self._ledger.state
         if sequence is None or not sequence.carries:
             raise UnsupportedError("only a mixture has weights that could be changed")
@@ -272,8 +292,8 @@ class DurableLoader(Answers):
         issued = self._source.issued if isinstance(self._source, SequenceSource) else done
         at = beginning(done, issued, lead, self._updates)
         now = sequence.start(0) if state is None else state["sequence"]
-        reweighted(sequence, now, at, weights)  # says what is wrong with them here, not in so many batches
-        self._updates[at] = exactly(weights)
+        reweighted(sequence, now, at, exact)  # says what is wrong with them here, not in so many batches
+        self._updates[at] = exact
         return at
 
     def acknowledge(self, n: int = 1, *, step: int, no_update: bool = False) -> None:
@@ -282,7 +302,7 @@ class DurableLoader(Answers):
         ``no_update``: the update was skipped (scaler overflow); the data counts as consumed.
         Raises ``OrderError`` for more than were handed over.
         """
-        self._ledger.acknowledge(n, step, no_update)
+        self._ledger.acknowledge(whole("n", n, 1), whole("step", step, 0), no_update)
 
     def end_epoch(self) -> None:
         """The trainer leaves the epoch here: the cursor moves to the next one.
@@ -374,6 +394,8 @@ class DurableLoader(Answers):
         with self._own_streams:
             delivered = next(current.batches, None)
         self._metrics.wait.add(_now() - begun)
+        if delivered is not None:
+            self._skips.count(delivered[0])
         current.fetching = False
         if delivered is None:
             current.ended = current.exhausted = True

@@ -53,6 +53,15 @@ class Plan:
         return self.layout is None
 
     @property
+    def description(self) -> Mapping[str, Any] | None:
+        """Of the sequence, or of an order with settings of its own; None where the cursor says it all."""
+        if self.sequence is not None:
+            return self.sequence.description
+        if self.order is None or self.order.name in (FULL_PERMUTATION, SEQUENTIAL):
+            return None
+        return self.order.description
+
+    @property
     def carries(self) -> bool:
         """Whether the source's state goes on over an epoch's end."""
         return self.sampler_goes_on or (self.sequence is not None and self.sequence.carries)
@@ -68,6 +77,12 @@ def make_plan(settings: Settings) -> Plan:
         return _stream_plan(settings)
     if settings.sampler is not None:
         return _sampler_plan(settings)
+    if settings.replicas > 1 and settings.remainder != "pad" and leaves_out(settings.dataset):
+        raise UnsupportedError(
+            "the dataset leaves bad records out, and a replica that lost its whole share of a batch would "
+            "have none where the others wait for it",
+            hint='pass remainder="pad", which gives it a masked sample, or let bad input fail',
+        )
     if settings.batch_size is None:
         raise UnsupportedError("batch_size=None needs an iterable dataset", hint="pass batch_size")
     choice = settings.order or (FULL_PERMUTATION if settings.shuffle else SEQUENTIAL)
@@ -79,6 +94,16 @@ def make_plan(settings: Settings) -> Plan:
     layout = Layout(order.size, settings.global_batch, settings.remainder)
     layout.check_shares(settings.replicas)
     return Plan(_start(settings, order.name, layout.size), None, Promise.BITWISE, order, layout)
+
+
+def leaves_out(dataset: Any) -> bool:
+    """Whether it, or one inside it, declares that records may be left out of it."""
+    if getattr(dataset, "on_bad", None) in ("skip", "quarantine") or getattr(dataset, "quarantined", None):
+        return True
+    inside = [getattr(dataset, "dataset", None), *getattr(dataset, "datasets", ())]
+    sources = getattr(dataset, "sources", None)
+    inside += sources.values() if isinstance(sources, Mapping) else []
+    return any(leaves_out(one) for one in inside if one is not None)
 
 
 def make_source(settings: Settings, plan: Plan, updates: Mapping[int, Weights]) -> Source:

@@ -28,16 +28,18 @@ class Saved:
     source: Mapping[str, Any] | None
     plan: Mapping[str, Any] | None
     updates: dict[int, Weights]
+    replicas: int | None
+    """Of a dataset whose draws depend on the share."""
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> Saved:
         """Raises ``FormatError`` and ``UnknownVersionError`` for what is no such state."""
         fields = dict(state)
         source, plan = fields.pop("source", None), fields.pop("plan", None)
-        updates = fields.pop("updates", ())
+        updates, replicas = fields.pop("updates", ()), fields.pop("replicas", None)
         if not (source is None or (isinstance(source, Mapping) and {"workers", "state"} <= set(source))):
             raise FormatError("cursor", f"source is {source!r:.80}")
-        return cls(Cursor.from_dict(fields), source, plan, dict(updates))
+        return cls(Cursor.from_dict(fields), source, plan, dict(updates), replicas)
 
     @property
     def state(self) -> Any:
@@ -85,7 +87,8 @@ def accepted(saved: Saved, plan: Plan, *, promise: Promise, workers: int | None)
     """
     cursor = continued(saved, plan.start, promise)
     check_workers(saved.source, workers)
-    check_plan(saved.plan, None if plan.sequence is None else plan.sequence.description)
+    if saved.plan is not None or plan.sequence is not None:  # of an order the cursor has the name, which suffices
+        check_plan(saved.plan, plan.description)
     check_state(saved.state, cursor, plan.sequence)
     estimated = plan.layout is None and plan.sequence is None
     batches = None if estimated else plan.batches_in(cursor.epoch)
@@ -135,6 +138,18 @@ def check_state(state: Any, cursor: Cursor, sequence: Sequence | None) -> None:
 
 def _is_state(state: Any) -> bool:
     return isinstance(state, Mapping) and set(state) == {"batches", "sequence"}
+
+
+def check_shares(recorded: int | None, now: int, promise: Promise) -> None:
+    """Raise ``SpecMismatchError`` where draws depend on the share, shares are others, and more is promised."""
+    if recorded in (None, now) or not promise.implies(Promise.EXACT_ORDER):
+        return
+    raise SpecMismatchError(
+        f"a dataset with __getitems__ draws for the share of a replica at once, and {recorded} replicas are now "
+        f"{now}: it would make other samples of the same records",
+        fields=("replicas",),
+        hint=f'keep {recorded} replicas, promise="coverage", or sample_rng=False if nothing is drawn',
+    )
 
 
 def check_workers(source: Mapping[str, Any] | None, workers: int | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from durable_core.data.cursor import REMAINDERS, Remainder
+from durable_core.data.loader.fetch import has_getitems
 from durable_core.data.loader.planned import Share
 from durable_core.data.loader.seeding import SampleRngChoice
 from durable_core.data.loader.sequences import OrderChoice
@@ -70,6 +71,11 @@ class Settings:
     def streaming(self) -> bool:
         """Whether the dataset is iterable rather than map-style."""
         return isinstance(self.dataset, IterableDataset)
+
+    @property
+    def draws_by_share(self) -> bool:
+        """Whether what is drawn for a sample depends on which others are in its replica's share."""
+        return self.sample_rng is not False and not self.streaming and has_getitems(self.dataset)
 
     @property
     def global_batch(self) -> int:

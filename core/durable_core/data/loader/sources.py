@@ -7,9 +7,6 @@ global streams.
 
 from __future__ import annotations
 
-import copy
-import itertools
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,12 +19,12 @@ from durable_core.data.cursor import Layout
 from durable_core.data.ledger import Tag
 from durable_core.data.loader.failures import unwrapped
 from durable_core.data.loader.fetch import Collate, Collation, MapFetcher, Pieces, Ticket
+from durable_core.data.loader.front import Front
 from durable_core.data.loader.seeding import Seeder
-from durable_core.data.loader.streams import Preserved
 from durable_core.data.order import Order, spanned_ids, wrapped_ids
 from durable_core.data.packing import Packing
-from durable_core.data.rng import SampleSeeds, seed_streams
-from durable_core.errors import OrderError, SpecMismatchError
+from durable_core.data.rng import SampleSeeds
+from durable_core.errors import OrderError
 
 AT_ONCE = 4096  # positions of an order looked up in one call
 
@@ -151,7 +148,7 @@ class MapLoader:
             packing,
         )
         self._loader: DataLoader[Any] = DataLoader(
-            self._fetcher,
+            Front(dataset, self._fetcher),
             sampler=self._feed,  # yields tickets
             batch_size=None,  # a ticket is a whole batch
             collate_fn=_as_it_is,
@@ -168,70 +165,3 @@ class MapLoader:
 
 def _as_it_is(fetched: Any) -> Any:
     return fetched
-
-
-class SamplerSource:
-    """Batches of a map-style dataset along a user's own sampler.
-
-    With ``state_dict`` on the sampler, its state after each batch of ids travels with the batch, so a
-    resume is exact. Without one, a resume draws the epoch's ids again from its start and drops those
-    of the batches already trained: ids only, no data is read. The global streams are seeded for each
-    batch of ids, so samplers that draw from those repeat their draws.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        sampler: Any,
-        *,
-        batch_size: int | None,
-        drop_last: bool,
-        batches: int | None,
-        reading: Reading,
-        seeds: SampleSeeds,
-        sample_seeds: SampleSeeds | None,
-    ) -> None:
-        self.batches = batches
-        self._sampler, self._batch_size, self._drop_last = sampler, batch_size, drop_last
-        self._seeds, self._stateful = seeds, is_stateful(sampler)
-        self._states: deque[Any] = deque()
-        self._preserved = Preserved()
-        self._loader = MapLoader(dataset, reading, sample_seeds)
-
-    def open(self, epoch: int, batch: int, state: Any) -> Iterator[tuple[Tag, Any]]:
-        self._states.clear()
-        limit = None if self.batches is None else self.batches - batch
-        tickets = itertools.islice(self._tickets(epoch, batch, state), limit)
-        for tag, content in self._loader.run(tickets):
-            tag.last = self.batches is not None and tag.batch == self.batches - 1
-            tag.state = self._states.popleft()  # drawn in this order, delivered in this order
-            tag.samples = len(tag.ids) + (0 if tag.skipped is None else len(tag.skipped))
-            yield tag, content
-
-    def _tickets(self, epoch: int, batch: int, state: Any) -> Iterator[Ticket]:
-        if hasattr(self._sampler, "set_epoch"):
-            self._sampler.set_epoch(epoch)
-        if self._stateful and batch and state is None:
-            raise SpecMismatchError("no state was recorded for the sampler", fields=("sampler",))
-        resumed = self._stateful and state is not None
-        if resumed:
-            self._sampler.load_state_dict(state)
-        drawn: Iterator[Any] | None = None
-        for k in itertools.count(batch if resumed else 0):
-            with self._preserved:
-                seed_streams(self._seeds.sampler(epoch, k), torch.default_generator)
-                drawn = iter(self._sampler) if drawn is None else drawn
-                ids = self._draw(drawn)
-            if ids is None:
-                return
-            if k >= batch:
-                self._states.append(copy.deepcopy(self._sampler.state_dict()) if self._stateful else None)
-                yield Ticket(epoch, k, 0, np.array(ids, dtype=np.int64))
-
-    def _draw(self, drawn: Iterator[Any]) -> tuple[int, ...] | None:
-        if self._batch_size is None:  # a batch sampler
-            batch = next(drawn, None)
-            return None if batch is None else tuple(int(i) for i in batch)
-        ids = tuple(int(i) for i in itertools.islice(drawn, self._batch_size))
-        short = len(ids) < self._batch_size
-        return None if not ids or (short and self._drop_last) else ids
