@@ -99,7 +99,7 @@ class History:
 
 
 def refer(pipeline: Pipeline) -> Reference:
-    group = Group(pipeline, 0, 1, None)
+    group = Group(pipeline, pipeline.workers[0], 1, None)
     contents = []
     for step in range(1, BATCHES + 1):
         contents.append(group.next())

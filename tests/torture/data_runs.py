@@ -95,12 +95,12 @@ def live(pipeline: str, root: Path, workers: int, *, lines: int | None = None, p
 def harass(pipeline: Pipeline, home: Path, kills: int, seed: int, tally: Tally) -> None:
     """One run killed ``kills`` times, compared with one that was left alone."""
     chance = random.Random(f"{pipeline.name}:{seed}")
-    reference = live(pipeline.name, home / "reference", 0)
+    reference = live(pipeline.name, home / "reference", pipeline.workers[0])
     known = dict(line.split() for line in reference)
     root = home / "killed"
     faults = []
     for number in range(kills + 1):
-        workers = chance.choice(pipeline.workers[4:] or (0,))
+        workers = chance.choice(pipeline.workers[4:] or pipeline.workers)
         strike: dict[str, Any] = {}
         if number < kills:
             strike = {"lines": chance.randint(1, 5)}

@@ -13,9 +13,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from durable_core.data import BlockShuffle, BufferedShuffle, DurableLoader, Mixture, Packing
+from durable_core.data import (
+    BlockShuffle,
+    BufferedShuffle,
+    DurableLoader,
+    Mixture,
+    PackedStream,
+    Packing,
+    WindowShuffle,
+)
 
 GLOBAL_BATCH = 12  # shared evenly by 1, 2, 3 and 4 replicas
 ROW = 24  # tokens in a pack
@@ -56,7 +64,7 @@ class Documents(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """A stream of ``(number, noise)`` with a state, 100 items an epoch."""
+    """A stream of ``(number, noise)`` with a state, 100 items an epoch. After its end it begins anew."""
 
     dataset_id = "sha256:stream"
 
@@ -76,14 +84,70 @@ class Stream(IterableDataset[Any]):
         self.at = state["at"]
 
 
+class Parts(Stream):
+    """Each worker has a part of its own; the first one's is the longest."""
+
+    dataset_id = "sha256:parts"
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = get_worker_info()
+        worker = 0 if info is None else info.id
+        while self.at < (70, 41, 5)[worker]:
+            self.at += 1
+            yield torch.tensor([1000 * worker + self.at, noise()])
+        self.at = 0
+
+
+class Texts(Stream):
+    """Token documents of 1 to 40 tokens."""
+
+    dataset_id = "sha256:texts"
+
+    def __iter__(self) -> Iterator[np.ndarray[Any, Any]]:
+        for number, drawn in super().__iter__():
+            yield np.full(1 + int(number) * 7919 % 40, int(drawn), dtype=np.int64)
+
+
+class Generating:
+    """A sampler with a generator that goes on over epochs: each time a few other records, some twice."""
+
+    def __init__(self, records: int, count: int) -> None:
+        self.records, self.count = records, count
+        self.generator = random.Random(5)
+        self.order: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.order:
+            self.order = self.generator.choices(range(self.records), k=self.count)
+        while self.order:
+            yield self.order.pop()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.getstate(), "order": self.order}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        version, words, gauss = state["generator"]
+        self.generator.setstate((version, tuple(words), gauss))
+        self.order = state["order"]
+
+
 @dataclass(frozen=True)
 class Pipeline:
-    """``make(workers, replica, replicas)``; ``workers``: the counts that a restart may choose from."""
+    """``make(workers, replica, replicas)``; ``workers``: the counts that a restart may choose from, of which
+    the run without kills has the first."""
 
     name: str
     make: Callable[[int, int, int], DurableLoader]
     workers: tuple[int, ...] = (0, 0, 0, 0, 0, 1, 2, 4)
     replicas: tuple[int, ...] = (1, 2, 4, 3)
+
+
+def _sampled(workers: int, replica: int, replicas: int) -> DurableLoader:
+    sampler = Generating(130, 100)
+    return DurableLoader(Records("sampled", 130), GLOBAL_BATCH, seed=11, sampler=sampler, num_workers=workers)
 
 
 def _loader(make: Callable[[], Any], **options: Any) -> Callable[[int, int, int], DurableLoader]:
@@ -120,6 +184,14 @@ def _packed() -> Documents:
     return Documents("packed", 300)
 
 
+def _windows() -> WindowShuffle:
+    return WindowShuffle(Stream(), window=17, seed=3)
+
+
+def _packed_stream() -> PackedStream:
+    return PackedStream(Texts(), Packing(ROW))
+
+
 _WHOLE = {"drop_last": True}  # full batches: any number of replicas can share them
 _GREEDY = {"packing": Packing(ROW), **_WHOLE}
 _BEST_FIT = {"packing": Packing(ROW, policy="best_fit"), **_WHOLE}
@@ -137,5 +209,10 @@ PIPELINES = (
     Pipeline("stream-blocks", _loader(_blocks, order=BlockShuffle(3), **_WHOLE)),
     Pipeline("stream-buffer", _loader(_blocks, order=BufferedShuffle(16), **_WHOLE)),
     Pipeline("iterable", _loader(Stream, stream_shares=True, **_WHOLE), workers=(0, 0, 0, 1)),
+    Pipeline("iterable-short", _loader(Stream), workers=(0, 0, 0, 1), replicas=(1,)),
+    Pipeline("iterable-parts", _loader(Parts), workers=(3,), replicas=(1,)),
+    Pipeline("iterable-windows", _loader(_windows), workers=(0, 0, 0, 1), replicas=(1,)),
+    Pipeline("iterable-packed", _loader(_packed_stream), workers=(0, 0, 0, 1), replicas=(1,)),
+    Pipeline("sampler", _sampled, replicas=(1,)),
 )
 NAMED = {pipeline.name: pipeline for pipeline in PIPELINES}
