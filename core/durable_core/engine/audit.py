@@ -191,8 +191,8 @@ def positions(value: Any) -> Iterator[Position]:
     if not isinstance(value, Mapping):
         return
     if "dataset_id" in value and "epoch" in value:
-        # the state of a source that has one, what the sequence is, and weights given to it since
-        beside = ("source", "plan", "updates")
+        # the state of a source that has one, what the sequence is, weights given to it since, and shares
+        beside = ("source", "plan", "updates", "replicas")
         plan = value.get("plan")
         if isinstance(plan, Mapping) and value.get("updates"):
             plan = {**plan, "updates": value["updates"]}

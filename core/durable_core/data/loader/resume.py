@@ -87,7 +87,7 @@ def accepted(saved: Saved, plan: Plan, *, promise: Promise, workers: int | None)
     """
     cursor = continued(saved, plan.start, promise)
     check_workers(saved.source, workers)
-    if saved.plan is not None or plan.sequence is not None:  # of an order the cursor has the name, which suffices
+    if saved.plan is not None or plan.sequence is not None:  # of an order the name in the cursor suffices
         check_plan(saved.plan, plan.description)
     check_state(saved.state, cursor, plan.sequence)
     estimated = plan.layout is None and plan.sequence is None
@@ -141,12 +141,12 @@ def _is_state(state: Any) -> bool:
 
 
 def check_shares(recorded: int | None, now: int, promise: Promise) -> None:
-    """Raise ``SpecMismatchError`` where draws depend on the share, shares are others, and more is promised."""
+    """Raise ``SpecMismatchError`` where draws depend on shares, which are others, and more is promised."""
     if recorded in (None, now) or not promise.implies(Promise.EXACT_ORDER):
         return
     raise SpecMismatchError(
-        f"a dataset with __getitems__ draws for the share of a replica at once, and {recorded} replicas are now "
-        f"{now}: it would make other samples of the same records",
+        f"a dataset with __getitems__ draws for the share of a replica at once, and {recorded} replicas are "
+        f"now {now}: it would make other samples of the same records",
         fields=("replicas",),
         hint=f'keep {recorded} replicas, promise="coverage", or sample_rng=False if nothing is drawn',
     )

@@ -1,0 +1,85 @@
+"""What a loader promises at another number of replicas, and what its state says of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from torch.utils.data import Dataset, IterableDataset
+
+from durable_core.data import BlockShuffle, BufferedShuffle, DurableLoader, Mixture, Packing
+from durable_core.engine.audit import positions
+from durable_core.engine.due import Ordered, due
+from durable_core.errors import SpecMismatchError
+from durable_core.types import Promise
+
+
+class Records(Dataset[Any]):
+    dataset_id = "sha256:records"
+    lengths = [3] * 24
+    blocks = [8] * 3
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        return [index] * 3
+
+
+class Batched(Records):
+    def __getitems__(self, ids: list[int]) -> list[Any]:
+        return [self[i] for i in ids]
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(range(24))
+
+
+BITWISE, EXACT, COVERAGE, LEAST = Promise.BITWISE, Promise.EXACT_ORDER, Promise.COVERAGE, Promise.DISTRIBUTION
+TABLE: dict[str, tuple[Any, dict[str, Any], Promise, Promise]] = {
+    "map": (Records, {}, BITWISE, EXACT),
+    "blocks": (Records, {"order": BlockShuffle(2)}, BITWISE, EXACT),
+    "buffered": (Records, {"order": BufferedShuffle(4)}, BITWISE, EXACT),
+    "packed": (Records, {"packing": Packing(8)}, BITWISE, EXACT),
+    "mixture": (lambda: Mixture({"a": Records()}, {"a": 1}), {}, BITWISE, EXACT),
+    "batched": (Batched, {}, BITWISE, COVERAGE),
+    "batched, packed": (Batched, {"packing": Packing(8)}, BITWISE, COVERAGE),
+    "batched, draws nothing": (Batched, {"sample_rng": False}, BITWISE, EXACT),
+    "stream without a state": (Stream, {"promise": LEAST}, LEAST, LEAST),
+}
+
+
+def make(name: str, replicas: int = 1, **options: Any) -> DurableLoader:
+    dataset, settings, *_ = TABLE[name]
+    return DurableLoader(dataset(), 4 // replicas, seed=5, replicas=replicas, drop_last=True, collate_fn=list,
+                         **{**settings, **options})  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_promises_here_and_elsewhere(name: str) -> None:
+    loader, (_, _, here, elsewhere) = make(name), TABLE[name]
+    assert loader.guarantees is loader.guarantees_at(1) is here
+    assert loader.guarantees_at(2) is elsewhere
+
+
+def test_draws_that_depend_on_the_share_are_not_exact_elsewhere() -> None:
+    saved = json.loads(json.dumps(make("batched").state_dict()))
+    for options in ({}, {"promise": "exact-order"}):
+        with pytest.raises(SpecMismatchError, match="1 replicas are now 2"):
+            make("batched", 2, **options).load_state_dict(saved)
+    make("batched", 2, promise="coverage").load_state_dict(saved)
+    make("batched", 2, promise="exact-order", sample_rng=False).load_state_dict(saved)
+    make("map", 2, promise="exact-order").load_state_dict(make("map").state_dict())
+    assert "replicas" not in make("map").state_dict()
+
+
+def test_an_order_with_settings_is_described_beside_the_cursor() -> None:
+    saved = json.loads(json.dumps(make("blocks").state_dict()))
+    (cursor, plan, _) = next(positions(saved))
+    assert cursor is not None and plan is not None and isinstance(due(cursor, plan), Ordered)
+    make("blocks").load_state_dict(saved)
+    del saved["plan"]  # as it was written once
+    make("blocks").load_state_dict(saved)
+    assert "plan" not in make("map").state_dict()
