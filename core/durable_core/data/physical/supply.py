@@ -15,6 +15,13 @@ from durable_core.data.physical.metrics import Metrics
 from durable_core.errors import UsageError
 
 PARTS = ("I/O", "decode", "memory", "parallelism")
+_HELP = {
+    "I/O": "a cache or a nearer store would help",
+    "decode": "every CPU is busy: a cheaper format or transform would help",
+    "memory": "more room for reading ahead would help",
+    "parallelism": "more workers, or threads that read ahead, would help",
+    None: "nothing else was measured",
+}
 OVERLAP = 1.5  # seconds of reading for one of fetching, from which on reads count as parallel
 
 
@@ -65,13 +72,14 @@ def judge(need: Need, measured: Metrics, *, workers: int, cpus: int, q: float = 
     mean, tail = _rate(need.tokens * at_once, mean_s), _rate(need.tokens * at_once, tail_s)
     bottleneck = attribute(measured, workers=workers, cpus=cpus)
     numbers = f"needed {need.rate:.4g}/s"
+    held = f"held back by {bottleneck or 'the fetch'} ({_HELP[bottleneck]})"
     if mean < need.rate:
-        reason = f"{numbers}, supplied {mean:.4g}/s on average: held back by {bottleneck or 'the fetch'}"
+        reason = f"{numbers}, supplied {mean:.4g}/s on average: {held}"
         return Verdict(False, reason, need.rate, mean, tail, bottleneck)
     if tail < need.rate:
         reason = (
             f"{numbers}, supplied {mean:.4g}/s on average, but {tail:.4g}/s at the {q:.0%} quantile of a "
-            f"fetch ({tail_s:.3g} s): slow ones stop the step; held back by {bottleneck or 'the fetch'}"
+            f"fetch ({tail_s:.3g} s): slow ones stop the step; {held}"
         )
         return Verdict(False, reason, need.rate, mean, tail, bottleneck)
     reason = f"{numbers}, supplied {mean:.4g}/s on average and {tail:.4g}/s at the {q:.0%} quantile"
