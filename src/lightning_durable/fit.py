@@ -218,6 +218,7 @@ class Fit:
             return
         self._stepped = False
         self._leaving.at_boundary(self.run, self._step, self._save_for_drain)
+        self.run.watch(self._step, self.data.loader)
         due = self.run.due(self._step)
         if due is not None:
             self._save(BEFORE_BATCH, due=due)
@@ -228,7 +229,6 @@ class Fit:
         self._notices.publish()
 
     def _account(self) -> None:
-        self.run.watch(self._step, self.data.loader)
         """Count the optimizer step that happened since the last account, and acknowledge its batches."""
         now = self._trainer.global_step
         taken = self._batches_taken()

@@ -41,6 +41,7 @@ class Options:
         tiers: Tiers | None,
         backlog: Backlog,
         on_rpo_breach: OnBreach,
+        supply_window: int,
         spec: RunSpec | None,
         run_key: str | None,
         takeover: bool,
@@ -48,7 +49,6 @@ class Options:
         """Raises ``UsageError`` naming the argument that is at fault."""
         if run_key is not None and not _RUN_KEY.fullmatch(run_key):
             raise UsageError(f"run_key={run_key!r}", hint="letters a-z, digits, '.', '_' and '-'")
-        supply_window: int,
         if tiers is not None and not isinstance(tiers, Tiers):
             raise UsageError(f"tiers={tiers!r}", hint="Tiers(memory=Memory(every_n_steps=1))")
         interval = train_time_interval
@@ -67,6 +67,7 @@ class Options:
             tiers=tiers or Tiers(),
             backlog=backlog,
             on_rpo_breach=on_rpo_breach,
+            supply_window=supply_window,
             rpo_steps=policy.rpo_steps if policy is not None else None,
         )
         base = str(root).rstrip("/")
@@ -74,7 +75,6 @@ class Options:
             raise UsageError(f"root={root!r}", hint="a directory or URL for this run")
         return cls(base if run_key is None else f"{base}/{run_key}", run_key or "main", settings, spec)
 
-            supply_window=supply_window,
 
 def _promise(value: Promise | str) -> Promise:
     try:

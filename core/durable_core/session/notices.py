@@ -59,7 +59,6 @@ def sentence_of(event: events.Event) -> str | None:
             f"were the {event.domain} lost now, {event.gap_steps} steps ({event.gap_seconds:.0f} s) would be "
             f"lost with it: more than the declared goal"
         )
-    if isinstance(event, events.SteppedDown):
     if isinstance(event, events.InputStarved):
         if event.waited < WAITED or event.windows & (event.windows - 1):
             return None  # what was read ahead made up for it; or it is no longer news
@@ -70,6 +69,7 @@ def sentence_of(event: events.Event) -> str | None:
         return f"the mixture has drifted at step {event.step}: {event.reason}"
     if isinstance(event, events.SourceRanOut):
         return f"source {event.source!r} ran out after {event.draws} draws; the others go on without it"
+    if isinstance(event, events.SteppedDown):
         return f"checkpoint {event.c} is damaged ({event.reason}); going back to {event.to}"
     if isinstance(event, events.ReplayMismatched):
         return f"the replay differs from what was trained before the failure: {event.reason}"

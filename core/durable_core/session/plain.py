@@ -102,8 +102,8 @@ class DurableSession:
         """Start the run at ``root``, or restore its newest verified checkpoint into ``state``.
 
         ``every_n_steps`` counts calls of ``step()``; ``tiers``: where copies are kept beside ``root``.
-        ``promise="distribution"`` needs ``accept_distribution``: why the conclusion drawn from the run allows
         ``supply_window``: a warning says of how many steps each the data did not keep up with (0: never).
+        ``promise="distribution"`` needs ``accept_distribution``: why the conclusion drawn from the run allows
         samples to be repeated or skipped. Raises what ``Run.open`` and ``Run.load`` raise, ``PromiseError``
         when the loader cannot keep what is promised, and ``UsageError`` naming an object of ``state`` that
         cannot be saved. Trouble with the storage and whatever else a person should know is told as
@@ -123,10 +123,10 @@ class DurableSession:
             on_rpo_breach=on_rpo_breach,
             rpo_steps=rpo_steps,
             tiers=tiers or Tiers(),
+            supply_window=supply_window,
         )
         world = world or World.torch_distributed()
         loader = loader_of(state)
-            supply_window=supply_window,
         check_share(loader, world)
         check_promise(loader, settings)
         if spec is None:  # the seed of the data order is the run's; without a loader it is nobody's
@@ -226,6 +226,7 @@ class DurableSession:
             self._loader.acknowledge(self._loader.outstanding, step=self._step, no_update=skipped)
         self.run.note_metrics(self._step, loss=loss, lr=lr, grad_norm=grad_norm)
         self.run.boundary(self._step)
+        self.run.watch(self._step, self._loader)
         if self._term.is_set():
             self._drain()
         due = self.run.due(self._step)
@@ -233,7 +234,6 @@ class DurableSession:
             return self._save(due=due)
         if self._unprepared:  # the optimizer has its moments only now: the state has its full size
             self._prepare()
-        self.run.watch(self._step, self._loader)
         return False
 
     def _drain(self) -> NoReturn:

@@ -40,8 +40,8 @@ from durable_core.session.software import promised
 from durable_core.session.status import Board, Status
 from durable_core.session.stores import open_stores, require_feasible
 from durable_core.session.tiers import open_tier
-from durable_core.session.world import World
 from durable_core.session.watching import MixtureWatch, SupplyWatch
+from durable_core.session.world import World
 from durable_core.spec import RunSpec
 from durable_core.state import fingerprint
 from durable_core.tier.base import Tier
@@ -74,8 +74,6 @@ class Run:
         self.tier, self.clock, self.world, self.settings = tier, clock, world, settings
         self._opening = opening
         self._coordinator = coordinator
-        self._supply = SupplyWatch(settings.supply_window, self.board, clock)
-        self._mixture = MixtureWatch(self.board, clock)
         self._stores = open_stores(
             tier, settings.tiers, known_as=opening.root, run_id=opening.run_id,
             generation=opening.generation, role=world.role, slots=settings.slots,
@@ -90,6 +88,8 @@ class Run:
         self._loaded: Loaded | None = None
         self._faults: tuple[Fault, ...] = ()
         self._lowered: tuple[Promise, str] | None = None
+        self._supply = SupplyWatch(settings.supply_window, self.board, clock)
+        self._mixture = MixtureWatch(self.board, clock)
         self._curve = Curve(settings.metrics_window, coordinator.previous if coordinator else None)
 
     # --- opening -----------------------------------------------------------------------------
@@ -277,10 +277,6 @@ class Run:
 
     # --- training ----------------------------------------------------------------------------
 
-    def watch(self, step: int, loader: DurableLoader | None) -> None:
-        """At every boundary, after its batches were acknowledged: told is whether the data keeps up."""
-        self._supply.boundary(step, loader)
-
     def due(self, step: int) -> Due | None:
         """What the cadence wants saved at this boundary. The same on all writers; costs no I/O."""
         return self._active().due(step)
@@ -288,6 +284,10 @@ class Run:
     def boundary(self, step: int) -> None:
         """At every boundary: raises ``Fenced`` when this writer was fenced, and any fault of our own."""
         self._active().boundary(step)
+
+    def watch(self, step: int, loader: DurableLoader | None) -> None:
+        """At every boundary, after its batches were acknowledged: told is whether the data keeps up."""
+        self._supply.boundary(step, loader)
 
     def settle(self) -> None:
         """The guard: call it before anything changes what ``save`` was told is ``unchanging``. Cheap when
@@ -316,8 +316,6 @@ class Run:
         due: Due | None = None,
         unchanging: frozenset[int] = frozenset(),
     ) -> bool:
-        if cursor is not None and self.world.coordinator:  # it is the same on all of them
-            self._mixture.saving(step, cursor)
         """Stage ``state`` (equal on every replica) and ``role`` (this writer's own) at a boundary.
 
         ``unchanging``: storages (``state.stable.storages``) that nothing changes before ``settle`` is called;
@@ -326,6 +324,8 @@ class Run:
         acknowledged since the last call. ``False``: the backlog policy skipped it. With ``wait`` it
         returns when the checkpoint is committed, or raises what prevented it.
         """
+        if cursor is not None and self.world.coordinator:  # it is the same on all of them
+            self._mixture.saving(step, cursor)
         return self._active().save(
             state, role, step=step, due=due or Due(), unchanging=unchanging, cursor=cursor,
             counters=counters or {}, rows=tuple(rows), wait=wait,

@@ -47,9 +47,9 @@ class Settings:
     slots: int = 2
     commit_deadline_s: float = 300.0
     metrics_window: int = 50
+    supply_window: int = 200
     tiers: Tiers = field(default_factory=Tiers)
 
-    supply_window: int = 200
     @property
     def asked(self) -> Promise | None:
         """The promise that is insisted on."""
@@ -65,11 +65,11 @@ class Settings:
             raise UsageError(f"rpo_steps={self.rpo_steps}", hint="at least one step, or None")
         if self.rpo_seconds is not None and not self.rpo_seconds > 0:
             raise UsageError(f"rpo_seconds={self.rpo_seconds}", hint="a positive time, or None")
+        if self.supply_window < 0:
+            raise UsageError(f"supply_window={self.supply_window}", hint="steps, or 0 for none")
         if not self.commit_deadline_s > 0:
             raise UsageError(f"commit_deadline_s={self.commit_deadline_s}", hint="a positive time")
 
-        if self.supply_window < 0:
-            raise UsageError(f"supply_window={self.supply_window}", hint="steps, or 0 for none")
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
