@@ -12,6 +12,9 @@ from durable_core.data.order.buffered import BUFFERED, BufferedSequence
 from durable_core.data.sequence import OrderedSequence, Sequence
 from durable_core.errors import FormatError, UnsupportedError
 
+STREAM = "stream_v1"  # names a cursor has for what only the user's dataset or sampler knows
+SAMPLER = "sampler_v1"
+
 
 def sequence_of(description: Mapping[str, Any], seed: int) -> Sequence | None:
     """The sequence that ``description`` (a ``Sequence.description``) was taken from, under the run's seed.

@@ -20,6 +20,7 @@ from durable_core.data.order import Ids
 from durable_core.data.sequence import Sequence as DataSequence
 from durable_core.engine.due import Due, Plan, due, same_data
 from durable_core.engine.found import Found, OpenEpoch, difference, joined, listed, runs_of
+from durable_core.engine.ordinals import Ordinals
 from durable_core.engine.portions import End, Portions
 from durable_core.engine.segments import Segment, described
 from durable_core.engine.sources import SourceCount
@@ -228,7 +229,9 @@ class _Walk:
         return self._due
 
     def _begin(self, number: int) -> OpenEpoch:
-        return OpenEpoch(number, next=self._first_batch.get(number, 0))
+        first = self._first_batch.get(number, 0)
+        counted = Ordinals(whole=not first) if self._now.counts else None
+        return OpenEpoch(number, next=first, ordinals=counted)
 
     def _compare(self, epoch: OpenEpoch, batch: int, found: Found) -> None:
         pieces = found.joined()
@@ -242,6 +245,8 @@ class _Walk:
             self._jump(epoch, batch)
             expected = self._now.batch(epoch.number, batch)
             epoch.next = batch + 1
+            if epoch.ordinals is not None:
+                epoch.ordinals.take(ids)
             if pieces.amounts is not None:  # the rows name pieces
                 samples = (
                     self._now.samples(epoch.number, batch, batch + 1) if expected is None else len(expected)
@@ -347,6 +352,9 @@ class _Walk:
         else:
             repeated = epoch.again + surplus
             skipped = sum(self._now.samples(epoch.number, gap.start, gap.stop) for gap in missing)
+            if epoch.ordinals is not None:
+                repeated += epoch.ordinals.repeated
+                skipped = max(skipped, epoch.ordinals.skipped)
         if repeated:
             self._find("repeat", None, epoch.number, repeated, f"{repeated} samples more often than due")
         if skipped:

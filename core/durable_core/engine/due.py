@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from durable_core.data.cursor import Cursor
 from durable_core.data.layout import Layout
 from durable_core.data.order import Ids, Order, make_order, order_from, spanned_ids
-from durable_core.data.rebuild import sequence_of
+from durable_core.data.rebuild import SAMPLER, STREAM, sequence_of
 from durable_core.data.sequence import Batch, Sequence, State, epoch_batches, opened, reweighted
 from durable_core.errors import UnsupportedError
 
@@ -25,6 +25,8 @@ class Due(Protocol):
 
     computes: bool
     """Whether ``batch`` can say which ids were due; otherwise batches are told apart by number only."""
+    counts: bool
+    """Whether ids are places in a stream: see ``Ordinals``."""
     carries: bool
     """Whether an epoch goes on where the one before it stopped: leaving it early then leaves nothing out."""
 
@@ -43,6 +45,8 @@ class Due(Protocol):
 
 def due(cursor: Cursor, plan: Plan | None, sequence: Sequence | None = None) -> Due:
     """The strongest that can be had: ``sequence`` if given, else what cursor and plan describe."""
+    if cursor.order == STREAM or cursor.order.startswith(f"{SAMPLER}:"):
+        return Numbered(None, cursor.global_batch or 1, counts=cursor.order == STREAM)
     layout = _layout(cursor)
     order = None if layout is None else _order(cursor, plan)
     if layout is not None and order is not None:
@@ -56,13 +60,17 @@ def due(cursor: Cursor, plan: Plan | None, sequence: Sequence | None = None) -> 
 
 
 class Numbered:
-    """Neither order nor sequence can be computed here: a custom sampler's, a stream, a newer version's."""
+    """Neither order nor sequence can be computed here: a custom sampler's, a stream, a newer version's.
+
+    Of the first two nobody knows how many batches an epoch has; the items of a stream are counted where
+    they are read (``counts``).
+    """
 
     computes = False
     carries = False
 
-    def __init__(self, layout: Layout | None, global_batch: int) -> None:
-        self._layout, self._global_batch = layout, global_batch
+    def __init__(self, layout: Layout | None, global_batch: int, *, counts: bool = False) -> None:
+        self._layout, self._global_batch, self.counts = layout, global_batch, counts
 
     def batch(self, epoch: int, batch: int) -> Batch | None:
         return None
@@ -83,6 +91,7 @@ class Ordered:
     """Batches are intervals of an order."""
 
     computes = True
+    counts = False
     carries = False
 
     def __init__(self, order: Order, layout: Layout) -> None:
@@ -112,6 +121,7 @@ class Sequenced:
     """
 
     computes = True
+    counts = False
 
     def __init__(
         self,

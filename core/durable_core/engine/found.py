@@ -11,6 +11,7 @@ from durable_core.data.order import Ids
 from durable_core.data.sequence import Batch
 from durable_core.engine.drawn import LEFT_OUT, NONE
 from durable_core.engine.due import amounts_of
+from durable_core.engine.ordinals import Ordinals
 from durable_core.format.ledger import Row, RowFlag
 
 
@@ -108,7 +109,7 @@ class Found:
 class OpenEpoch:
     """An epoch that may still get batches. ``next``: all before it came, but those in ``gaps``.
 
-    ``got`` and ``wanted`` are the ids of batches in which the two differ."""
+    ``got`` and ``wanted`` are the ids of batches in which the two differ; ``ordinals``: of a stream."""
 
     number: int
     next: int = 0
@@ -120,6 +121,7 @@ class OpenEpoch:
     samples: int = 0
     again: int = 0
     left_out: int = 0
+    ordinals: Ordinals | None = None
 
     def missing(self, end: int) -> list[range]:
         """Batches before ``end`` without a row."""
