@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch.utils.data import get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from durable_core.errors import DurableError
 
@@ -59,6 +59,50 @@ def unwrapped(fetched: Iterable[T | Failure]) -> Iterator[T]:
         if isinstance(item, Failure):
             raise item.again()
         yield item
+
+
+class Carrying(IterableDataset[Any]):
+    """Stands before an iterable dataset: in a worker, an error of ours is an item, as are all after it.
+
+    (Were they not, a batch with an error in it might be taken for the short last one, and left out.)
+    ``start``: the state of an iterator that has given nothing.
+    """
+
+    def __init__(self, dataset: IterableDataset[Any], start: dict[str, Any]) -> None:
+        self._dataset, self._start = dataset, start
+
+    def __iter__(self) -> _Carrying:
+        return _Carrying(self._dataset, self._start)
+
+
+class _Carrying(Iterator[Any]):
+    def __init__(self, dataset: IterableDataset[Any], start: dict[str, Any]) -> None:
+        self._failure: Failure | None = None
+        self._begun = start
+        self._iterator: Any = self._try(lambda: iter(dataset))
+
+    def __next__(self) -> Any:
+        item = self._try(lambda: next(self._iterator))
+        return item if self._failure is None else self._failure
+
+    def _try(self, step: Callable[[], Any]) -> Any:
+        if self._failure is None:
+            try:
+                return step()
+            except DurableError as error:
+                self._failure = carried(error)
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """After an error, where it began: what other workers gave may be saved beside it, if that was all."""
+        if self._failure is not None:
+            return self._begun
+        state: dict[str, Any] = self._iterator.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._begun = state
+        self._try(lambda: self._iterator.load_state_dict(state))
 
 
 def _is_plain(value: Any) -> bool:

@@ -16,13 +16,15 @@ from torchdata.stateful_dataloader.incremental_state import (  # type: ignore[im
 )
 
 from durable_core.data.ledger import Tag
+from durable_core.data.loader.failures import Carrying, Failure, carried, unwrapped
 from durable_core.data.loader.fetch import Collate
 from durable_core.data.loader.planned import Share
 from durable_core.data.loader.seeding import Seeder
 from durable_core.data.loader.sources import Reading, is_stateful
 from durable_core.data.rng import SampleSeeds
-from durable_core.errors import OrderError, UsageError
+from durable_core.errors import DurableError, OrderError, UsageError
 
+_START: dict[str, Any] = {"ordinal": 0, "ended": False, "dataset": None, "iterator": None}
 _SNAPSHOT, _WORKERS = "_snapshot", "_worker_snapshots"  # in the state of a torchdata loader with workers
 
 
@@ -40,6 +42,9 @@ class StreamItem:
     def id(self) -> int:
         """Unique in the epoch; a stream has no better identity."""
         return self.ordinal * self.workers + self.worker
+
+
+_Fetched = StreamItem | Failure
 
 
 class StreamFetcher(IterableDataset[StreamItem]):
@@ -125,7 +130,7 @@ class StreamIterator(Iterator[StreamItem]):
 
     def state_dict(self) -> dict[str, Any]:
         ordinal = max(self._ordinal, self._replayed)
-        state = {"ordinal": ordinal, "ended": self._ended, "dataset": None, "iterator": None}
+        state = {**_START, "ordinal": ordinal, "ended": self._ended}
         if ordinal and not self._ended:
             state |= {"dataset": _state_of(self._dataset), "iterator": _state_of(self._iterator)}
         return state
@@ -157,9 +162,19 @@ class StreamCollate:
         self._seeder = _seeder(seeds)
         self._share = share
 
-    def __call__(self, fetched: StreamItem | list[StreamItem]) -> tuple[tuple[int, ...], int, Any]:
-        items, count = self._own(fetched if isinstance(fetched, list) else [fetched])
-        values = [item.value for item in items] if isinstance(fetched, list) else items[0].value
+    def __call__(self, fetched: _Fetched | list[_Fetched]) -> tuple[tuple[int, ...], int, Any] | Failure:
+        every = fetched if isinstance(fetched, list) else [fetched]
+        came = [item for item in every if not isinstance(item, Failure)]
+        if len(came) < len(every):
+            return next(item for item in every if isinstance(item, Failure))
+        try:
+            return self._batch(came, alone=every is not fetched)
+        except DurableError as error:
+            return carried(error)
+
+    def _batch(self, whole: list[StreamItem], *, alone: bool) -> tuple[tuple[int, ...], int, Any]:
+        items, count = self._own(whole)
+        values = items[0].value if alone else [item.value for item in items]
         content = self._seeder.run(lambda: self._collated(items[0], values))
         return tuple(item.id for item in items), count, content
 
@@ -216,7 +231,7 @@ class StreamSource:
     ) -> None:
         self._fetcher = StreamFetcher(dataset, seeds)
         self._loader: StatefulDataLoader[Any] = StatefulDataLoader(
-            self._fetcher,
+            Carrying(self._fetcher, start=dict(_START)),
             batch_size=None if share is None else share.global_batch,
             drop_last=share is not None and share.remainder == "drop",
             collate_fn=StreamCollate(reading.collate_fn, seeds, share),
@@ -237,7 +252,7 @@ class StreamSource:
         if state is not None and not single:
             self._loader.load_state_dict(copy.deepcopy(state))
         fresh = state is None
-        for k, (ids, samples, content) in enumerate(self._loader, start=batch):
+        for k, (ids, samples, content) in enumerate(unwrapped(self._loader), start=batch):
             fresh = False
             whole = self._loader.state_dict()  # made afresh each time, from copies
             after = one_iterator(whole) if single else whole
