@@ -43,8 +43,8 @@ def test_the_largest_is_under_a_kilobyte() -> None:
         ({"dataset_id": 3}, FormatError),
         ({"remainder": "keep"}, FormatError),
         ({"extra": 1}, FormatError),
-        ({"batch": -1}, UsageError),
-        ({"seed": 2**64}, UsageError),
+        ({"batch": -1}, FormatError),
+        ({"seed": 2**64}, FormatError),
     ],
 )
 def test_what_is_no_cursor_is_refused(change: dict[str, object], error: type[Exception]) -> None:
@@ -93,6 +93,6 @@ def test_an_accumulation_makes_it_version_2_and_nothing_else_does() -> None:
 
 def test_a_position_is_counted_in_other_batches() -> None:
     cursor = Cursor("d", "full_prp_v1", 1, 2, 6, 96, 8, "short", 240, accumulate=2)
-    other = cursor.rescaled(16, 1)
+    other = cursor.rescaled(16, 1, cursor.size)
     assert (other.batch, other.global_batch, other.accumulate) == (3, 16, 1)
-    assert other.rescaled(8, 2) == cursor
+    assert other.rescaled(8, 2, cursor.size) == cursor

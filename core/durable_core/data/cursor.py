@@ -18,6 +18,8 @@ from durable_core.data.layout import Remainder as Remainder
 from durable_core.errors import FormatError, SpecMismatchError, UnknownVersionError, UsageError
 
 VERSION = 2  # written only where it says more than version 1 can: an accumulation
+BESIDE = ("source", "plan", "updates", "replicas", "draws")
+"""Entries of a loader's state that are not of its cursor."""
 MAX_TEXT = 256  # characters of an id or a name: keeps every cursor under 1 KiB
 
 
@@ -68,14 +70,18 @@ class Cursor:
             what = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, old, new in pairs)
             hint = "restore the settings the run was started with, or start another run under another root"
             if differing == ("global_batch",):
-                hint = "keep batch_size x replicas as it was, or start another run under another root"
+                hint = (
+                    'keep batch_size x replicas as it was; a loader with promise="exact-order" may change it '
+                    "where batch_size x replicas x accumulate stays"
+                )
             raise SpecMismatchError(f"the data differs from the run's: {what}", fields=differing, hint=hint)
 
-    def rescaled(self, global_batch: int, accumulate: int) -> Cursor:
+    def rescaled(self, global_batch: int, accumulate: int, samples: int | None) -> Cursor:
         """The same position counted in batches of another size, where an optimizer step keeps its samples.
 
-        Raises ``SpecMismatchError`` when a step would have other samples, the position is no whole number
-        of such batches, or an epoch would end elsewhere.
+        ``samples``: of an epoch; 0 where it has no end, None when only the end will tell. Raises
+        ``SpecMismatchError`` when a step would have other samples, the position is no whole number
+        of such batches, or an epoch would end elsewhere, or might.
         """
         old, new = self.global_batch, global_batch
         was = f"global_batch was {old} with accumulate={self.accumulate}, and is now {new} with {accumulate}"
@@ -88,8 +94,11 @@ class Cursor:
         elif done % new:
             what = f"the position, {done} samples on, is inside a batch: {was}"
             way = f"go on with global_batch {old} to a position divisible by {new}, and change it there"
-        elif self.size is not None and _used(self.size, old, self.remainder) != _used(
-            self.size, new, self.remainder
+        elif samples is None and self.remainder == "drop":
+            what = f"what an epoch drops at its end is only known there, and would be other samples: {was}"
+            way = "keep batch_size x replicas as it was"
+        elif samples is not None and _used(samples, old, self.remainder) != _used(
+            samples, new, self.remainder
         ):
             what = f"an epoch would use other samples of its end (remainder {self.remainder!r}): {was}"
             way = "keep batch_size x replicas as it was"
@@ -116,14 +125,14 @@ class Cursor:
     def from_dict(cls, value: Mapping[str, Any]) -> Cursor:
         """Raises ``UnknownVersionError`` or ``FormatError`` for what is not a cursor."""
         version = value.get("version")
-        if version not in (1, VERSION):
+        if type(version) is not int or version not in (1, VERSION):
             raise UnknownVersionError("cursor", f"version {version!r}, known are 1 and {VERSION}")
         fields = {f.name: f.type for f in dataclasses.fields(cls)}
         if version == 1:
             del fields["accumulate"]
         value = {name: item for name, item in value.items() if name != "version"}
         if set(value) != set(fields):
-            raise FormatError("cursor", f"fields {sorted(value)}, expected {sorted(fields)} and version")
+            raise FormatError("cursor", f"fields {sorted(map(str, value))}, not version and {sorted(fields)}")
         for name, kind in fields.items():
             text = name in ("dataset_id", "order", "remainder")
             item = value[name]
@@ -133,7 +142,10 @@ class Cursor:
                 raise FormatError("cursor", f"{name} is {item!r}")
         if value["remainder"] not in REMAINDERS:
             raise FormatError("cursor", f"remainder is {value['remainder']!r}")
-        return cls(**cast("dict[str, Any]", dict(value)))
+        try:
+            return cls(**cast("dict[str, Any]", dict(value)))
+        except UsageError as error:
+            raise FormatError("cursor", error.message) from error
 
     @classmethod
     def from_json(cls, text: str) -> Cursor:

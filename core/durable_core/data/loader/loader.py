@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,17 @@ from durable_core.data.loader.answers import Answers
 from durable_core.data.loader.passes import Pass, PassIterator, Skips
 from durable_core.data.loader.plan import Plan, make_plan, make_source
 from durable_core.data.loader.planned import SequenceSource, Weights
-from durable_core.data.loader.resume import LEAD, Saved, accepted, beginning, check_shares, exactly, listed
+from durable_core.data.loader.resume import (
+    LEAD,
+    Saved,
+    accepted,
+    beginning,
+    check_draws,
+    check_shares,
+    drawn,
+    exactly,
+    listed,
+)
 from durable_core.data.loader.seeding import SampleRngChoice
 from durable_core.data.loader.sequences import OrderChoice
 from durable_core.data.loader.settings import Settings, promised
@@ -210,7 +221,7 @@ class DurableLoader(Answers):
         self, *, replica: int | None = None, replicas: int | None = None, seed: int | None = None,
         accumulate: int | None = None,
     ) -> None:  # fmt: skip
-        """Give the loader its place, seed and batches of a step before the first ``iter()``; None: as it was."""
+        """Give the loader its place, seed and batches of a step before the first ``iter()``; None: as is."""
         given = {"replica": replica, "replicas": replicas, "seed": seed, "accumulate": accumulate}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if not changes:
@@ -234,18 +245,22 @@ class DurableLoader(Answers):
 
         A source with a state of its own (a sequence, a stream, a stateful sampler) adds it as ``source``; a
         sequence (mixture, packs, bounded shuffle), and an order with settings, its description as ``plan``,
-        which never changes; a mixture whose weights were changed, all changes as ``updates``.
+        which never changes; a mixture whose weights were changed, all changes as ``updates``. It is
+        a copy: what the caller does with it changes nothing here.
         """
         state = self.cursor.to_dict()
         if self._plan.stateful:
-            own = self._ledger.state
+            own = copy.deepcopy(self._ledger.state)
             state["source"] = {"workers": self._counted_workers, "state": own}
         if self._settings.draws_by_share:
             state["replicas"] = self.replicas
         if self._updates:
             state["updates"] = listed(self._updates)
         if self._plan.description is not None:
-            state["plan"] = dict(self._plan.description)
+            state["plan"] = copy.deepcopy(dict(self._plan.description))
+        draws = drawn(self._settings)
+        if draws is not None:
+            state["draws"] = draws
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -259,6 +274,7 @@ class DurableLoader(Answers):
         settings = dataclasses.replace(self._settings, seed=saved.cursor.seed)
         plan = self._plan if saved.cursor.seed == self.seed else make_plan(settings)
         cursor = accepted(saved, plan, promise=settings.promise, workers=self._counted_workers)
+        check_draws(saved.draws, settings)
         if settings.draws_by_share:
             check_shares(saved.replicas, self.replicas, settings.promise)
         if cursor.seed != self.seed:
@@ -317,6 +333,23 @@ class DurableLoader(Answers):
                 self._pass.close()
                 self._pass = None
             self._ledger.leave(epoch + 1)
+
+    def close(self) -> None:
+        """End workers, and the pass under way: what it handed over, not acknowledged, was never trained.
+
+        Harmless when repeated; a later ``iter()`` goes on at the position, with workers of its own.
+        """
+        if self._pass is not None:
+            self._pass.close()
+            self._pass = None
+            self._ledger.rewind(*self._ledger.position)
+        self._source = None  # whose torch loader holds the workers that persist; nothing else holds it
+
+    def __enter__(self) -> DurableLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def outstanding(self) -> int:

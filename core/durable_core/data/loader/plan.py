@@ -12,18 +12,16 @@ from durable_core.data.cursor import Cursor, Layout, class_name, length
 from durable_core.data.loader.adopt import check_sampler, check_stream
 from durable_core.data.loader.planned import SequenceSource, Weights
 from durable_core.data.loader.sampled import SamplerSource, goes_on
-from durable_core.data.loader.sequences import evenly, make_map_order, make_sequence
+from durable_core.data.loader.sequences import endless, evenly, make_map_order, make_sequence
 from durable_core.data.loader.settings import Settings as Settings
 from durable_core.data.loader.sources import MapSource, Reading, Source
 from durable_core.data.loader.stream import StreamSource
 from durable_core.data.order import FULL_PERMUTATION, SEQUENTIAL, Order
+from durable_core.data.rebuild import SAMPLER, STREAM
 from durable_core.data.rng import SampleSeeds
 from durable_core.data.sequence import Sequence, epoch_batches
 from durable_core.errors import UnsupportedError, UsageError
 from durable_core.types import Promise
-
-STREAM = "stream_v1"
-SAMPLER = "sampler_v1"
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,15 @@ class Plan:
     def batches_in(self, epoch: int) -> int | None:
         """None when only the end will tell."""
         return self.batches if self.layout is None else self.layout.batches_in(epoch)
+
+    @property
+    def samples(self) -> int | None:
+        """In an epoch over all replicas; 0 where it has no end, None when only the end will tell."""
+        if self.layout is not None:
+            return self.layout.size
+        if self.sequence is None:
+            return None
+        return 0 if endless(self.sequence) else self.sequence.batches(1)
 
     @property
     def stateful(self) -> bool:

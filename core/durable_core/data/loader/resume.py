@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from durable_core.data.cursor import Cursor
+from durable_core.data.cursor import BESIDE, Cursor
 from durable_core.data.loader.plan import Plan
 from durable_core.data.loader.planned import Weights
+from durable_core.data.loader.settings import Settings
 from durable_core.data.sequence import Sequence
 from durable_core.errors import FormatError, SpecMismatchError, UsageError
 from durable_core.types import Promise
@@ -30,21 +33,68 @@ class Saved:
     updates: dict[int, Weights]
     replicas: int | None
     """Of a dataset whose draws depend on the share."""
+    draws: Mapping[str, Any]
+    """See ``drawn``."""
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> Saved:
-        """Raises ``FormatError`` and ``UnknownVersionError`` for what is no such state."""
-        fields = dict(state)
-        source, plan = fields.pop("source", None), fields.pop("plan", None)
-        updates, replicas = fields.pop("updates", ()), fields.pop("replicas", None)
-        if not (source is None or (isinstance(source, Mapping) and {"workers", "state"} <= set(source))):
-            raise FormatError("cursor", f"source is {source!r:.80}")
-        return cls(Cursor.from_dict(fields), source, plan, dict(updates), replicas)
+        """A copy of ``state``. Raises ``FormatError`` (``UnknownVersionError``) for what is no such state."""
+        if not isinstance(state, Mapping):
+            raise FormatError("cursor", f"a loader's state is a mapping, not {state!r:.80}")
+        fields = copy.deepcopy(dict(state))
+        source, plan, updates, replicas, draws = (fields.pop(name, None) for name in BESIDE)
+        known = {
+            "source": source is None or (isinstance(source, Mapping) and {"workers", "state"} <= set(source)),
+            "plan": plan is None or isinstance(plan, Mapping),
+            "updates": updates is None or (isinstance(updates, list) and all(map(_is_update, updates))),
+            "replicas": replicas is None or type(replicas) is int,
+            "draws": draws is None or (isinstance(draws, Mapping) and set(draws) == set(_USUAL)),
+        }
+        for name, right in known.items():
+            if not right:
+                raise FormatError("cursor", f"{name} is {state[name]!r:.80}")
+        return cls(Cursor.from_dict(fields), source, plan, dict(updates or ()), replicas, draws or _USUAL)
 
     @property
     def state(self) -> Any:
         """The source's own."""
         return None if self.source is None else self.source["state"]
+
+
+def _is_update(item: Any) -> bool:
+    if not (isinstance(item, (list, tuple)) and len(item) == 2):
+        return False
+    return type(item[0]) is int and item[0] >= 0 and isinstance(item[1], Mapping)
+
+
+_USUAL: Mapping[str, Any] = {"transform_version": "", "seeded": True}
+
+
+def drawn(settings: Settings) -> dict[str, Any] | None:
+    """What random numbers depend on beside the cursor, as JSON; None where it is as usual."""
+    draws = {"transform_version": settings.transform_version, "seeded": settings.sample_rng is not False}
+    return None if draws == _USUAL else draws
+
+
+def check_draws(recorded: Mapping[str, Any], settings: Settings) -> None:
+    """Raise ``SpecMismatchError``, naming both values, where other numbers would be drawn from here on.
+
+    Under a promise that allows it, warn.
+    """
+    differing = differences(recorded, drawn(settings) or _USUAL)
+    if not differing:
+        return
+    names = {"transform_version": "transform_version", "seeded": "sample_rng"}
+    what = "; ".join(f"{name} was {old!r} and is now {new!r}" for name, old, new in differing)
+    what = f"samples would be made with other random numbers from here on: {what}"
+    if not settings.promise.implies(Promise.EXACT_ORDER):
+        warnings.warn(f"data: {what}", stacklevel=3)
+        return
+    raise SpecMismatchError(
+        what,
+        fields=tuple(names[name] for name, _, _ in differing),
+        hint='restore transform_version and sample_rng, or accept promise="coverage"',
+    )
 
 
 def listed(updates: Mapping[int, Weights]) -> list[list[Any]]:
@@ -85,7 +135,7 @@ def accepted(saved: Saved, plan: Plan, *, promise: Promise, workers: int | None)
 
     Raises ``SpecMismatchError`` when the data differs, ``FormatError`` for what cannot be a position in it.
     """
-    cursor = continued(saved, plan.start, promise)
+    cursor = continued(saved, plan, promise, workers)
     check_workers(saved.source, workers)
     if saved.plan is not None or plan.sequence is not None:  # of an order the name in the cursor suffices
         check_plan(saved.plan, plan.description)
@@ -97,13 +147,14 @@ def accepted(saved: Saved, plan: Plan, *, promise: Promise, workers: int | None)
     return cursor
 
 
-def continued(saved: Saved, now: Cursor, promise: Promise) -> Cursor:
+def continued(saved: Saved, plan: Plan, promise: Promise, workers: int | None) -> Cursor:
     """The saved position, as this loader counts it. Raises ``SpecMismatchError`` when it cannot go on.
 
     The batch may change where the optimizer step keeps its samples, the promise is exact order or weaker,
-    the position is a whole number of the new batches, and nothing is stamped with a number of batches.
+    the position is a whole number of the new batches, an epoch uses the same samples, nothing is stamped with
+    a number of batches, and they are not gathered by several workers, each of a stream of its own.
     """
-    recorded = saved.cursor
+    recorded, now = saved.cursor, plan.start
     if recorded.global_batch != now.global_batch and promise is not Promise.BITWISE:
         if saved.updates or _has_changes(saved.plan):
             raise SpecMismatchError(
@@ -112,7 +163,14 @@ def continued(saved: Saved, now: Cursor, promise: Promise) -> Cursor:
                 fields=("global_batch",),
                 hint="keep batch_size x replicas as it was",
             )
-        recorded = recorded.rescaled(now.global_batch, now.accumulate)
+        if workers is not None and workers > 1:
+            raise SpecMismatchError(
+                f"{workers} workers take turns at making batches of a stream, whose items would come in another "
+                f"order: global_batch was {recorded.global_batch} and is now {now.global_batch}",
+                fields=("global_batch",),
+                hint="keep batch_size x replicas as it was, or read the stream by one worker from the start",
+            )
+        recorded = recorded.rescaled(now.global_batch, now.accumulate, plan.samples)
     recorded.check_continues(now)
     return dataclasses.replace(recorded, accumulate=now.accumulate)
 
@@ -137,7 +195,9 @@ def check_state(state: Any, cursor: Cursor, sequence: Sequence | None) -> None:
 
 
 def _is_state(state: Any) -> bool:
-    return isinstance(state, Mapping) and set(state) == {"batches", "sequence"}
+    if not (isinstance(state, Mapping) and set(state) == {"batches", "sequence"}):
+        return False
+    return type(state["batches"]) is int and state["batches"] >= 0 and isinstance(state["sequence"], Mapping)
 
 
 def check_shares(recorded: int | None, now: int, promise: Promise) -> None:
@@ -148,7 +208,7 @@ def check_shares(recorded: int | None, now: int, promise: Promise) -> None:
         f"a dataset with __getitems__ draws for the share of a replica at once, and {recorded} replicas are "
         f"now {now}: it would make other samples of the same records",
         fields=("replicas",),
-        hint=f'keep {recorded} replicas, promise="coverage", or sample_rng=False if nothing is drawn',
+        hint=f'keep {recorded} replicas, or accept promise="coverage"',
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from durable_core.data.cursor import length
+from durable_core.data.mixture.nested import check_none_inside, is_mixture
 from durable_core.data.order import (
     BLOCK_PERMUTATION,
     FULL_PERMUTATION,
@@ -26,20 +26,17 @@ OrderChoice = str | BlockShuffle | BufferedShuffle
 _NAMED = (FULL_PERMUTATION, SEQUENTIAL)
 
 
-def is_mixture(dataset: Any) -> bool:
-    """Whether the dataset says itself, by ``sequence(seed=, packing=, order=)``, what a batch holds."""
-    make = getattr(dataset, "sequence", None)
-    if not callable(make) or isinstance(make, type):
-        return False
-    return {"seed", "packing", "order"} <= set(inspect.signature(make).parameters)
-
-
 def evenly(sequence: Sequence, global_batch: int, replicas: int) -> bool:
     """Whether every batch, the last of an epoch too, is known to be one that replicas can share evenly."""
     samples = sequence.batches(1)
     if samples is None:
-        return _endless(sequence.description)
+        return endless(sequence)
     return samples % global_batch % replicas == 0
+
+
+def endless(sequence: Sequence) -> bool:
+    """Whether an epoch of it is known to have no end."""
+    return _endless(sequence.description)
 
 
 def _endless(description: Mapping[str, Any]) -> bool:
@@ -62,6 +59,7 @@ def make_sequence(
         packs = None if packing is None else partial(_packed, packing)
         mixed: Sequence = dataset.sequence(seed=seed, packing=packs, order=choice)
         return mixed
+    check_none_inside(type(dataset).__name__, dataset)
     if isinstance(choice, BufferedShuffle):
         blocks = needed_blocks(buffered.BUFFERED, _size(dataset), _blocks(dataset, choice))
         sequence: Sequence = buffered.BufferedSequence(
