@@ -29,6 +29,11 @@ class Data:
             raise UsageError("there is no training loader yet")
         return self._loader
 
+    def close(self) -> None:
+        """End the loader's workers, if there is one."""
+        if self._loader is not None:
+            self._loader.close()
+
     def take_rows(self) -> tuple[Row, ...]:
         """What was consumed since the last call, by loaders since replaced as well."""
         rows = (*self._left_by_others, *self.loader.drain_rows())
@@ -55,6 +60,7 @@ class Data:
                 return dataloader
             self._start = self._loader.state_dict()
             self._left_by_others += self._loader.drain_rows()
+            self._loader.close()
         loader = self._converted(dataloader)
         if self._start is not None:
             loader.load_state_dict(self._start)

@@ -236,10 +236,11 @@ class Fit:
         if now == self._seen and not uncounted:
             return
         self._seen = now
+        skipped = not self._guard.updated  # by a scaler that met an overflow; it counts as a step
         self._guard.updated = False
         self._step += 1
         self._stepped = True
-        self.data.loader.acknowledge(taken - self._taken, step=self._step)
+        self.data.loader.acknowledge(taken - self._taken, step=self._step, no_update=skipped)
         self._taken = taken
         self._note_metrics()
 
@@ -369,6 +370,8 @@ class Fit:
         """Close the run and leave the trainer as it was found."""
         self._patches.remove()
         self._guard.remove()
+        if self._data is not None:
+            self._data.close()
         if self._run is not None:
             self._run.close(self._close_s)
         self._leaving.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 from durable_core.data import BlockShuffle, BufferedShuffle, DurableLoader, Mixture, Packing
 from durable_core.engine.audit import positions
 from durable_core.engine.due import Ordered, due
-from durable_core.errors import SpecMismatchError
+from durable_core.errors import SpecMismatchError, UsageError
 from durable_core.types import Promise
 
 
@@ -70,7 +71,6 @@ def test_draws_that_depend_on_the_share_are_not_exact_elsewhere() -> None:
         with pytest.raises(SpecMismatchError, match="1 replicas are now 2"):
             make("batched", 2, **options).load_state_dict(saved)
     make("batched", 2, promise="coverage").load_state_dict(saved)
-    make("batched", 2, promise="exact-order", sample_rng=False).load_state_dict(saved)
     make("map", 2, promise="exact-order").load_state_dict(make("map").state_dict())
     assert "replicas" not in make("map").state_dict()
 
@@ -83,3 +83,22 @@ def test_an_order_with_settings_is_described_beside_the_cursor() -> None:
     del saved["plan"]  # as it was written once
     make("blocks").load_state_dict(saved)
     assert "plan" not in make("map").state_dict()
+
+
+def test_closing_ends_workers_and_keeps_the_position() -> None:
+    before = set(multiprocessing.active_children())
+    loader = DurableLoader(Records(), 4, seed=5, num_workers=1, persistent_workers=True, collate_fn=list)
+    whole = [batch for batch, _ in zip(make("map"), range(6), strict=False)]
+    with loader:
+        batches = iter(loader)
+        assert next(batches) == whole[0]
+        loader.acknowledge(step=1)
+        next(batches)
+        assert set(multiprocessing.active_children()) > before
+        loader.close()
+        assert set(multiprocessing.active_children()) <= before
+        with pytest.raises(UsageError):
+            next(batches)
+        loader.close()
+        assert not loader.outstanding and list(loader) == whole[1:]  # as a restart would
+    assert set(multiprocessing.active_children()) <= before

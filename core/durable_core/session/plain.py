@@ -307,12 +307,17 @@ class DurableSession:
             self.save(wait=True)
 
     def close(self) -> None:
-        """Flush and stop; harmless when repeated. Saves nothing: leaving the ``with`` block does."""
+        """Flush and stop, the loader's workers too; harmless when repeated.
+
+        Saves nothing: leaving the ``with`` block does.
+        """
         if self._previous_handler is not None:
             signal.signal(signal.SIGTERM, self._previous_handler)
             self._previous_handler = None
         while self._hooks:
             self._hooks.pop().remove()
+        if self._loader is not None:
+            self._loader.close()
         self.run.close()
 
     def __enter__(self) -> DurableSession:

@@ -343,7 +343,9 @@ class DurableLoader(Answers):
             self._pass.close()
             self._pass = None
             self._ledger.rewind(*self._ledger.position)
-        self._source = None  # whose torch loader holds the workers that persist; nothing else holds it
+        if self._source is not None:
+            self._source.close()
+            self._source = None
 
     def __enter__(self) -> DurableLoader:
         return self

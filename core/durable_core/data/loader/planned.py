@@ -17,7 +17,7 @@ import numpy as np
 from durable_core.data.cursor import Remainder
 from durable_core.data.ledger import Tag
 from durable_core.data.loader.fetch import Pieces, Ticket
-from durable_core.data.loader.sources import MapLoader, Reading
+from durable_core.data.loader.sources import MapLoader, MapReader, Reading
 from durable_core.data.order import Ids
 from durable_core.data.packing import Packing
 from durable_core.data.rng import SampleSeeds
@@ -64,7 +64,7 @@ _Planned = tuple[int, bool, State]
 """Samples of a batch, whether it is the last of its epoch, and the state after it."""
 
 
-class SequenceSource:
+class SequenceSource(MapReader):
     """A sequence read by anyone: its state is all that a restart needs, its batches are everyone's.
 
     The state that travels is ``{"batches": number of batches before it since the run began, "sequence":

@@ -13,7 +13,7 @@ import torch
 
 from durable_core.data.ledger import Tag
 from durable_core.data.loader.fetch import Ticket
-from durable_core.data.loader.sources import MapLoader, Reading, is_stateful
+from durable_core.data.loader.sources import MapLoader, MapReader, Reading, is_stateful
 from durable_core.data.loader.streams import Preserved
 from durable_core.data.rng import SampleSeeds, seed_streams
 from durable_core.errors import SpecMismatchError
@@ -24,7 +24,7 @@ def goes_on(sampler: Any) -> bool:
     return is_stateful(sampler) and not hasattr(sampler, "set_epoch")
 
 
-class SamplerSource:
+class SamplerSource(MapReader):
     """Draws ids one batch ahead, which is how the last batch is known; a ``__len__`` may be an estimate.
 
     With ``state_dict`` on the sampler, its state after each batch of ids travels with the batch, and after

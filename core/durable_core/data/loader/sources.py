@@ -59,6 +59,18 @@ class Source(Protocol):
         Lazy: nothing is read, and no worker started, before the first batch is asked for.
         """
 
+    def close(self) -> None:
+        """End the workers that persist. It is not opened again."""
+
+
+class MapReader:
+    """A source that reads through a ``MapLoader``."""
+
+    _loader: MapLoader
+
+    def close(self) -> None:
+        self._loader.close()
+
 
 class _Feed:
     """A sampler whose next pass can be set; torch's loader keeps this one object for life."""
@@ -70,7 +82,7 @@ class _Feed:
         return self.tickets
 
 
-class MapSource:
+class MapSource(MapReader):
     """Batches of a map-style dataset along an order: any position, any worker count, no state."""
 
     def __init__(
@@ -161,6 +173,11 @@ class MapLoader:
             return map(self._fetcher.fetch, tickets)  # all that torch's would do, less its profiling
         self._feed.tickets = tickets
         return unwrapped(iter(self._loader))
+
+    def close(self) -> None:
+        """End the workers now. (Tickets belong to a source, and that has this: a cycle, else.)"""
+        self._feed.tickets = iter(())
+        del self._loader
 
 
 def _as_it_is(fetched: Any) -> Any:

@@ -239,6 +239,9 @@ class StreamSource:
             **reading.arguments(),
         )
 
+    def close(self) -> None:
+        """Its workers end with their pass."""
+
     def open(self, epoch: int, batch: int, state: Any) -> Iterator[tuple[Tag, Any]]:
         if batch and state is None:
             raise OrderError(f"no state was recorded for batch {batch} of a stream")
