@@ -171,11 +171,14 @@ def test_what_cannot_travel_stays_behind_and_nothing_hangs(workers: int) -> None
     assert hasattr(error, "extra") == (workers == 0)
 
 
-def test_errors_of_others_come_as_torch_has_them() -> None:
-    class Local(DurableError):
+def test_an_error_whose_class_nobody_finds_is_of_the_nearest_that_can_be_found() -> None:
+    class Local(RecordError):
         pass
 
+    _, error = raised(made(Failing(20, lambda: Local("part-1", 3, "no JSON")), 2))
+    assert type(error) is RecordError and vars(error) == vars(Local("part-1", 3, "no JSON"))
+
+
+def test_errors_of_others_come_as_torch_has_them() -> None:
     _, error = raised(made(Failing(20, lambda: ValueError("theirs")), 2))
     assert type(error) is ValueError and "theirs" in str(error) and "raise self.make()" in str(error)
-    _, error = raised(made(Failing(20, lambda: Local("nobody finds its class")), 2))
-    assert "nobody finds its class" in str(error)

@@ -39,16 +39,16 @@ class WorkerTraceback(Exception):
 
 
 def carried(error: DurableError) -> Failure:
-    """``error``, which is being handled, as a value; raised on where it need not or cannot be one.
+    """``error``, which is being handled, as a value; in the training process it is raised on.
 
-    That is in the training process itself, and of a class that cannot be found by name there. Attributes
-    that are no plain values stay behind: one that cannot be pickled would hang the worker's queue.
+    What cannot be pickled would hang the worker's queue. So attributes that are no plain values stay behind,
+    and of a class that cannot be found by name it becomes the nearest one above that can.
     """
     info = get_worker_info()
-    kind = type(error)
-    if info is None or getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind:
+    if info is None:
         raise error
-    copied = kind.__new__(kind, *error.args) if _is_plain(error.args) else kind.__new__(kind, str(error))
+    kind: Any = next(kind for kind in type(error).__mro__ if _is_found(kind))
+    copied: DurableError = kind.__new__(kind, *error.args) if _is_plain(error.args) else kind.__new__(kind, str(error))
     copied.__dict__.update({name: value for name, value in vars(error).items() if _is_plain(value)})
     return Failure(copied, info.id, "".join(traceback.format_exception(error)))
 
@@ -103,6 +103,10 @@ class _Carrying(Iterator[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._begun = state
         self._try(lambda: self._iterator.load_state_dict(state))
+
+
+def _is_found(kind: type) -> bool:
+    return getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
 
 
 def _is_plain(value: Any) -> bool:
