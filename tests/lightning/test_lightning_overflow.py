@@ -46,9 +46,11 @@ class Net(L.LightningModule):
 
 def fit(root: Path, *, overflows: set[int], **options: Any) -> None:
     loader = DataLoader([float(i) for i in range(16)], batch_size=2, shuffle=True, **options)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    checkpoint = DurableCheckpoint(root, every_n_train_steps=1, run_key="a")
     trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        plugins=[Overflows(overflows)], callbacks=[DurableCheckpoint(root, every_n_train_steps=1, run_key="a")],
+        max_epochs=1, accelerator="cpu", default_root_dir=root, enable_checkpointing=False,
+        plugins=[Overflows(overflows)], callbacks=[checkpoint], **quiet,
     )  # fmt: skip
     trainer.fit(Net(), loader)
 
