@@ -448,3 +448,55 @@ def test_weights_change_at_global_batches_also_inside_rows_packed_across_sources
     ids = [np.array([piece[0] for row in batch for piece in row]) for batch in expected]
     shares = [float(np.mean(view.sources_of(batch) == 1)) for batch in ids]
     assert max(shares[:3]) < 0.4 < 0.6 < min(shares[4:])  # batch 3 ends the documents in hand first
+
+
+# --- states that are none -------------------------------------------------------------------------
+
+_GONE = object()
+EDITS: dict[str, list[Any]] = {
+    "batch": [_GONE, -1, 1.0, "1", True, None],
+    "version": [_GONE, "0"],
+    "stage": [_GONE, 2, -1, None],
+    "draws": [_GONE, [1, 2], [1, 2, -3], "123", [1, 2, 3.0], 5],
+    "debts": [_GONE, [0], [0, 0], [1, 1, 1], [0, 0, "0"], None],
+    "lanes": [_GONE, [], [[0, 0]] * 2, [[0, 0], [0, 0], [0]], [[0, -1]] * 3, [[0.5, 0]] * 3, [0, 0, 0], None],
+    "units": [_GONE, [1, 2]],
+    "left": [_GONE, -1, None],
+    "weights": [[1, 2], [0, 0, 0], [1, 1, -1], 5, None],
+    "pending": [5, [[1]], [["x", {}]], [[9, [1, 2]]]],
+    "gone": [5, [[0]], [[7, 1, 0, 1]], [["a", 1, 0, 1]]],
+}
+
+
+@pytest.mark.parametrize("field", EDITS)
+def test_an_edited_state_is_told_by_the_field(field: str) -> None:
+    sequence = mixed(unit="token", exhaustion="stop", epoch_size=9, weight_schedule=[(50, WEIGHTS)])
+    _, state = sequence.take(sequence.start(0), 4)
+    kept = json.loads(json.dumps(state))
+    assert flat(sequence.take(kept, 3)[0]) == flat(sequence.take(state, 3)[0])
+    for value in EDITS[field]:
+        edited = copy.deepcopy(kept)
+        edited.pop(field, None)
+        if value is not _GONE:
+            edited[field] = value
+        for use in (
+            lambda: sequence.take(edited, 3),  # noqa: B023 - used at once
+            lambda: sequence.start(1, edited),  # noqa: B023
+            lambda: sequence.with_update(edited, 60, WEIGHTS),  # noqa: B023
+        ):
+            with pytest.raises(FormatError, match=f"'{field}' in its state is "):
+                use()
+
+
+def test_what_is_no_state_at_all_or_no_batch() -> None:
+    sequence = mixed()
+    for value in (None, 5, [1], "state"):
+        with pytest.raises(FormatError, match="its state is"):
+            sequence.take(value, 3)  # type: ignore[arg-type]
+    with pytest.raises(FormatError, match="'batch' in its state is 'missing'"):
+        sequence.take({}, 3)
+    for at in ("3", 3.0, None, -1):
+        with pytest.raises(UsageError, match="at_batch"):
+            sequence.with_update(sequence.start(0), at, WEIGHTS)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="not as None"):
+        sequence.with_update(sequence.start(0), 3, None)  # type: ignore[arg-type]

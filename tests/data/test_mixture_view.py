@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import ConcatDataset, Subset
 
+from durable_core.data import DurableLoader
 from durable_core.data.mixture import MixedSequence, Mixture, check_debts, check_draws, check_window
 from durable_core.errors import FormatError, UnsupportedError, UsageError
 
@@ -92,11 +95,41 @@ def test_its_identity_is_that_of_the_sources_and_the_policy() -> None:
 
 
 def test_sources_without_identity_make_it_unverified() -> None:
-    inner = Mixture({"x": Texts("x", 2)}, {"x": 1})
-    assert inner.dataset_id.startswith("unverified:mixture:sha256:")
-    outer = Mixture({"inner": inner, "b": Texts("b", 5, dataset_id="sha256:b")}, {"inner": 1, "b": 1})
-    assert outer.dataset_id.startswith("unverified:")
-    assert outer[1] == {"text": "x1"}
+    view = Mixture({"x": Texts("x", 2), "b": Texts("b", 5, dataset_id="sha256:b")}, {"x": 1, "b": 1})
+    assert view.dataset_id.startswith("unverified:mixture:sha256:")
+    assert view[1] == {"text": "x1"}
+
+
+def test_a_mixture_inside_of_another_dataset_is_refused() -> None:
+    inner: Any = pair()
+    other: Any = Texts("c", 2)
+    subset: Any
+    chained: Any
+    subset, chained = Subset(inner, range(4)), ConcatDataset([other, Subset(inner, range(2))])
+    for data in (inner, subset, chained):
+        with pytest.raises(UnsupportedError, match="source 'in' reads a mixture record by record"):
+            Mixture({"in": data, "b": Texts("b", 5)}, {"in": 1, "b": 1})
+    for data in (subset, chained):
+        with pytest.raises(UnsupportedError, match="weights would be ignored"):
+            DurableLoader(data, 2, seed=1)
+    around = Texts("around", 3)
+    around.dataset = around  # type: ignore[attr-defined]  # of itself, and nothing else
+    assert len(Mixture({"a": around}, {"a": 1})) == 3
+    assert next(iter(DurableLoader(Subset(other, [1]), 1, seed=1, collate_fn=list))) == [{"text": "c1"}]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    plain = pair(epoch_size=6, window=9, weight_schedule=[(3, {"a": "0.5", "b": 2})], loss_weights={"a": 2.0})
+    given = pair(
+        epoch_size=np.int64(6),
+        window=np.int32(9),
+        weight_schedule=[(np.int64(3), {"a": np.float32(0.5), "b": np.int8(2)})],
+        loss_weights={"a": np.float32(2)},
+    )
+    assert json.dumps(given.policy.to_json()) == json.dumps(plain.policy.to_json())
+    assert given.dataset_id == plain.dataset_id
+    text = json.dumps(given.sequence(seed=1).take(given.sequence(seed=1).start(0), 6)[1])
+    assert "left" in text
 
 
 def test_loss_weights_are_put_into_mappings_only() -> None:
@@ -131,8 +164,31 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "order": (lambda: pair(weight_schedule=[(5, {"a": 1, "b": 1})] * 2), r"\[5, 5\]; they must rise"),
     "batch 0": (lambda: pair(weight_schedule=[(0, {"a": 1, "b": 1})]), r"\[0\]; they must rise"),
     "change": (lambda: pair(weight_schedule=[(5, {"a": 1})]), "no weight is given for 'b'"),
-    "epoch": (lambda: pair(epoch_size=0), "epoch_size 0"),
-    "window": (lambda: pair(window=0), "window of 0"),
+    "epoch": (lambda: pair(epoch_size=0), "epoch_size must be 1 or more, not 0"),
+    "epoch of a half": (lambda: pair(epoch_size=20.5), "epoch_size must be a whole number, not 20.5"),
+    "epoch of truth": (lambda: pair(epoch_size=True), "epoch_size must be a whole number, not True"),
+    "window": (lambda: pair(window=0), "window must be 1 or more, not 0"),
+    "window of text": (lambda: pair(window="9"), "window must be a whole number, not '9'"),
+    "list": (lambda: Mixture([A], {"a": 1}), "sources are datasets by name"),  # type: ignore[arg-type]
+    "names": (lambda: Mixture({0: A}, {0: 1}), "sources are datasets by name"),  # type: ignore[dict-item]
+    "weights": (lambda: Mixture({"a": A}, [1]), r"names of the sources, not as \[1\]"),  # type: ignore[arg-type]
+    "mixed names": (
+        lambda: Mixture({"a": A}, {"a": 1, 5: 1, "c": 1}),  # type: ignore[dict-item]
+        "no source is called 'c', 5",
+    ),
+    "none": (lambda: Mixture({"a": A}, {"a": None}), "source 'a' is None"),  # type: ignore[dict-item]
+    "far": (lambda: Mixture({"a": A}, {"a": "1e9999999"}), "source 'a' is '1e9999999'"),
+    "near": (lambda: Mixture({"a": A}, {"a": "1e-9_999_999"}), "source 'a' is '1e-9_999_999'"),
+    "large": (lambda: Mixture({"a": A, "b": B}, {"a": "1e9999", "b": 1}), r"denominator of more than 2\^33"),
+    "loss list": (lambda: pair(loss_weights=[1.0]), "loss_weights are given by the names"),
+    "loss text": (lambda: pair(loss_weights={"a": "2"}), "loss weight of source 'a' is '2'"),
+    "schedule of numbers": (lambda: pair(weight_schedule=[3]), r"weight_schedule is \[3\], not pairs"),
+    "schedule of none": (lambda: pair(weight_schedule=5), "weight_schedule is 5, not pairs"),
+    "schedule at a half": (
+        lambda: pair(weight_schedule=[(1.5, {"a": 1, "b": 1})]),
+        "a whole number, not 1.5",
+    ),
+    "change to none": (lambda: pair(weight_schedule=[(5, None)]), "names of the sources, not as None"),
     "no lengths": (lambda: pair(unit="token"), "source 'a' has no lengths"),
     "few lengths": (lambda: weighed([1, 2]), "source 'a' has 3 records and 2 lengths"),
     "negative length": (lambda: weighed([1, -2, 1]), "record 1 of source 'a' has length -2"),
@@ -183,6 +239,8 @@ def test_a_report_has_target_and_actual_counts() -> None:
     assert view.report({"batches": 1, "sequence": {"inner": state, "used": 0}}) == report
     with pytest.raises(FormatError, match="no state of a mixture"):
         view.report({"epoch": 0})
+    with pytest.raises(FormatError, match="'lanes' in its state is 'missing'"):
+        view.report({name: item for name, item in state.items() if name != "lanes"})
 
 
 def test_a_removed_source_is_reported() -> None:

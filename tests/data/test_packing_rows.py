@@ -68,6 +68,11 @@ def test_masks_labels_and_weights_of_a_record() -> None:
     ("record", "wrong"),
     [
         ({"text": "a"}, "no 'input_ids' among"),
+        (None, "'input_ids' is None, not one number for each token"),
+        ({"input_ids": 5}, "'input_ids' is 5, not"),
+        ({"input_ids": {"a": 1}}, "'input_ids' is {'a': 1}, not"),
+        ({"input_ids": np.array(5)}, "'input_ids' is array\\(5\\), not"),
+        ({"input_ids": [1, 2], "labels": 5}, "'labels' is 5, not"),
         ([1.5, 2.0], "'input_ids' is float64"),
         ([[1], [2]], "'input_ids' is int64"),
         ({"input_ids": [1, 2], "labels": [1]}, "'labels' is int64 \\[1\\]"),

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, cast, get_args
 
+from durable_core.data.numbers import whole
 from durable_core.errors import FormatError, UsageError
 
 Schedule = Literal["quota", "categorical"]
@@ -27,6 +29,7 @@ Weights = tuple[int, ...]
 NAMES: Mapping[Schedule, str] = {"quota": "quota_v1", "categorical": "categorical_v1"}
 RESOLUTION = 1 << 20  # no denominator is smaller: debt is carried to a millionth of a draw
 MAX_DENOMINATOR = 1 << 64  # keeps states small
+_FAR = re.compile(r"[eE][+-]?[0-9_]{5,}")  # exponents beyond any use
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,11 @@ class Policy:
         _check_choice("schedule", self.schedule, get_args(Schedule))
         _check_choice("unit", self.unit, get_args(Unit))
         _check_choice("exhaustion", self.exhaustion, get_args(Exhaustion))
-        if self.epoch_size is not None and self.epoch_size < 1:
-            raise UsageError(f"epoch_size {self.epoch_size} is not positive")
-        if self.window < 1:
-            raise UsageError(f"a window of {self.window} draws measures nothing")
+        if self.epoch_size is not None:
+            object.__setattr__(self, "epoch_size", whole("epoch_size", self.epoch_size, 1))
+        object.__setattr__(self, "window", whole("window", self.window, 1))  # draws to measure over
+        changes = tuple((whole("weight_schedule", at), weights) for at, weights in self.changes)
+        object.__setattr__(self, "changes", changes)
         if [at for at, _ in self.changes] != sorted({at for at, _ in self.changes if at > 0}):
             raise UsageError(
                 f"weight_schedule begins at global batches {[at for at, _ in self.changes]}; they must rise",
@@ -145,7 +149,10 @@ def exact_weights(names: Ordered[str], given: Mapping[str, Weight]) -> Weights:
 
     Zero is a weight: the source is not drawn while it holds. Raises ``UsageError`` naming source and value.
     """
-    unknown, missing = sorted(set(given) - set(names)), sorted(set(names) - set(given))
+    if not isinstance(given, Mapping):
+        raise UsageError(f"weights are given by the names of the sources, not as {given!r:.80}")
+    unknown = sorted(set(given) - set(names), key=repr)
+    missing = sorted(set(names) - set(given))
     if unknown or missing:
         what = "; ".join(
             f"{text} {', '.join(map(repr, found))}"
@@ -169,8 +176,10 @@ def normalised(weights: Iterable[Fraction | int]) -> Weights:
         return tuple(whole)
     total = sum(whole) // divisor
     if total > MAX_DENOMINATOR:
+        bits = total.bit_length()
+        shown = f"more than 2^{bits - 1}" if bits > 256 else total
         raise UsageError(
-            f"the weights need a common denominator of {total}, above {MAX_DENOMINATOR}",
+            f"the weights need a common denominator of {shown}, above {MAX_DENOMINATOR}",
             hint="round them, for example to six places",
         )
     factor = -(-RESOLUTION // total)
@@ -209,7 +218,10 @@ def _exact(name: str, value: Weight) -> Fraction:
     try:
         if isinstance(value, bool):
             raise ValueError("a truth value is not a weight")
-        weight = Fraction(str(value))  # a float through its decimal text: 0.1 is one tenth
+        text = str(value)  # a float through its decimal text: 0.1 is one tenth
+        if _FAR.search(text):
+            raise ValueError("all of its zeros would be written out")
+        weight = Fraction(text)
     except (ValueError, ZeroDivisionError) as error:
         raise UsageError(
             f"the weight of source {name!r} is {value!r}, which is not a finite number",
@@ -220,6 +232,6 @@ def _exact(name: str, value: Weight) -> Fraction:
     return weight
 
 
-def _check_choice(what: str, value: str, known: tuple[str, ...]) -> None:
+def _check_choice(what: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UsageError(f"{what} {value!r} is not one of {', '.join(known)}")

@@ -11,6 +11,7 @@ import numpy as np
 
 from durable_core.data.mixture.policy import NAMES, Policy, Weights
 from durable_core.data.mixture.quota import limit
+from durable_core.data.mixture.state import check_state
 from durable_core.data.order import Ids
 from durable_core.errors import FormatError, UnsupportedError
 
@@ -43,6 +44,7 @@ def report(policy: Policy, state: Mapping[str, Any]) -> dict[str, SourceReport]:
     and not all packed) do not count yet.
     """
     state = _own(state)
+    check_state(policy, state)
     weights = policy.weights_at(state)
     units = state.get("units", state["draws"])
     total, denominator = sum(units), sum(weights)

@@ -37,7 +37,9 @@ from durable_core.data.mixture.policy import (
     exact_weights,
     settle,
 )
+from durable_core.data.mixture.state import check_state
 from durable_core.data.mixture.tokens import Lookahead, Tokens
+from durable_core.data.numbers import whole
 from durable_core.data.order import Ids
 from durable_core.data.order.arithmetic import derive_keys
 from durable_core.data.sequence import Batch, State
@@ -73,6 +75,7 @@ class MixedSequence:
         self._passes = [lane.size for lane in lanes]
         self._seed, self._tokens = seed, tokens
         self._longest = None if tokens is None else max(lengths.longest for lengths in tokens)
+        self._known: State = {}  # the last one that was given away: it needs no check
         sizes = np.array([source.size for source in policy.sources], dtype=np.int64)
         self._bases = np.cumsum(sizes) - sizes
 
@@ -97,7 +100,7 @@ class MixedSequence:
         a later epoch without the state at the end of the one before it.
         """
         if before is not None:
-            state = self._reopened(before)
+            state = self._reopened(self._checked(before))
         elif epoch == 0:
             state = self._fresh()
         else:
@@ -107,11 +110,13 @@ class MixedSequence:
         if self.policy.epoch_size is not None:
             state["left"] = self.policy.epoch_size
         state["epoch"] = epoch
+        self._known = state
         return state
 
     def take(self, state: State, count: int) -> tuple[Batch, State]:
-        """Raises ``ExhaustedError`` when a source runs out under the policy ``error``."""
-        state = self._in_force(state)
+        """Raises ``ExhaustedError`` when a source runs out under the policy ``error``, ``FormatError`` for
+        what is no state of this mixture."""
+        state = self._in_force(self._checked(state))
         count = min(count, state.get("left", count))
         parts: list[Batch] = []
         while count and any(self.policy.weights_at(state)):
@@ -123,12 +128,12 @@ class MixedSequence:
                 if self.policy.exhaustion == "stop":
                     break
                 state = self._without(state, empty)
-        if not parts:
-            return _NOTHING, state
-        batch = joined(parts)
-        state = {**state, "batch": state["batch"] + 1}
-        if "left" in state:
-            state["left"] -= len(batch)
+        batch = joined(parts) if parts else _NOTHING
+        if parts:
+            state = {**state, "batch": state["batch"] + 1}
+            if "left" in state:
+                state["left"] -= len(batch)
+        self._known = state
         return batch, state
 
     # --- beside it ------------------------------------------------------------------------
@@ -146,6 +151,7 @@ class MixedSequence:
 
         Raises ``OrderError`` when that batch is taken or has its update; ``UsageError`` for bad weights.
         """
+        state, at_batch = self._checked(state), whole("at_batch", at_batch, 0)
         pending = state.get("pending", [])
         last = max([state["batch"] - 1, *(at for at, _ in pending)])
         if at_batch <= last:
@@ -159,6 +165,11 @@ class MixedSequence:
                 "under exhaustion='renormalize' each source is drawn to its end: no weight may be 0"
             )
         return {**state, "pending": [*pending, [at_batch, list(exact)]]}
+
+    def _checked(self, state: State) -> State:
+        if state is not self._known:
+            check_state(self.policy, state)
+        return state
 
     # --- drawing --------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Ordered
 from functools import cached_property
 from itertools import accumulate
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from durable_core.data.cursor import identity, length
 from durable_core.data.mixture.lanes import Lane, OrderLane, SequenceLane, UniformLane
+from durable_core.data.mixture.nested import check_none_inside
 from durable_core.data.mixture.policy import Exhaustion, Policy, Schedule, Source, Unit, Weight, exact_weights
 from durable_core.data.mixture.report import SourceReport, report
 from durable_core.data.mixture.sequence import MixedSequence
@@ -76,9 +78,7 @@ class Mixture:
         epoch_size: int | None = None,
         dataset_id: str | None = None,
     ) -> None:
-        if not sources:
-            raise UsageError("a mixture needs at least one source")
-        names = tuple(sources)
+        names = _named(sources)
         replaced = replacement if isinstance(replacement, Mapping) else dict.fromkeys(names, replacement)
         _check_known("replacement", replaced, names)
         ids = {name: identity(data) for name, data in sources.items()}
@@ -91,7 +91,7 @@ class Mixture:
             schedule=schedule,
             unit=unit,
             exhaustion=exhaustion,
-            changes=tuple((at, exact_weights(names, new)) for at, new in weight_schedule),
+            changes=tuple((at, exact_weights(names, new)) for at, new in _listed(weight_schedule)),
             epoch_size=epoch_size,
             window=window,
             loss_weights=_loss_weights(names, loss_weights),
@@ -261,6 +261,27 @@ def _measures(data: Any) -> bool:
     return isinstance(getattr(data, "metrics", None), Metrics)
 
 
+def _named(sources: Any) -> tuple[str, ...]:
+    """The names of the sources, in order; none of them holds a mixture of its own."""
+    if not isinstance(sources, Mapping) or not all(isinstance(name, str) for name in sources):
+        raise UsageError(f"sources are datasets by name, not {sources!r:.80}", hint="{name: dataset, ...}")
+    if not sources:
+        raise UsageError("a mixture needs at least one source")
+    for name, data in sources.items():
+        check_none_inside(f"source {name!r}", data)
+    return tuple(sources)
+
+
+def _listed(schedule: Any) -> Iterable[tuple[Any, Any]]:
+    """Entries of a weight schedule, each in two parts."""
+    try:
+        return [(at, weights) for at, weights in schedule]
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"weight_schedule is {schedule!r:.80}, not pairs of a global batch and the weights from it on"
+        ) from error
+
+
 def _size(name: str, data: Any) -> int:
     size = length(data)
     if size is None:
@@ -273,14 +294,16 @@ def _size(name: str, data: Any) -> int:
 def _loss_weights(names: Ordered[str], given: Mapping[str, float] | None) -> tuple[float, ...] | None:
     if given is None:
         return None
+    if not isinstance(given, Mapping):
+        raise UsageError(f"loss_weights are given by the names of the sources, not as {given!r:.80}")
     _check_known("loss_weights", given, names)
     for name, value in given.items():
-        if isinstance(value, bool) or not math.isfinite(value) or value < 0:
+        if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
             raise UsageError(f"the loss weight of source {name!r} is {value!r}, not a finite number from 0")
     return tuple(float(given.get(name, 1.0)) for name in names)
 
 
 def _check_known(what: str, given: Mapping[str, Any], names: Ordered[str]) -> None:
-    unknown = sorted(set(given) - set(names))
+    unknown = sorted(set(given) - set(names), key=repr)
     if unknown:
         raise UsageError(f"{what} is given for {', '.join(map(repr, unknown))}, and no source is called so")

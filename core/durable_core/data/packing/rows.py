@@ -151,6 +151,7 @@ def _read(packing: Packing, piece: Piece) -> Arrays:
 
     def column(key: str, kinds: str) -> npt.NDArray[Any]:
         values = fields[key]
+        _check_list(name, key, values)
         part = np.asarray(values[begin : min(end, size)])
         if len(values) != size or part.ndim != 1 or (part.size and part.dtype.kind not in kinds):
             kind = f"{part.dtype} [{len(values)}]"
@@ -174,11 +175,18 @@ def _read(packing: Packing, piece: Piece) -> Arrays:
 
 
 def _fields(record: Any, name: str) -> Mapping[str, Any]:
-    if not isinstance(record, Mapping):
-        return {"input_ids": record}
-    if "input_ids" not in record:
-        raise FormatError(name, f"has no 'input_ids' among {sorted(map(str, record))}")
-    return record
+    fields = record if isinstance(record, Mapping) else {"input_ids": record}
+    if "input_ids" not in fields:
+        raise FormatError(name, f"has no 'input_ids' among {sorted(map(str, fields))}")
+    _check_list(name, "input_ids", fields["input_ids"])
+    return fields
+
+
+def _check_list(name: str, key: str, values: Any) -> None:
+    try:
+        len(values), values[:0]
+    except (TypeError, KeyError, IndexError) as error:
+        raise FormatError(name, f"{key!r} is {values!r:.80}, not one number for each token") from error
 
 
 def _name(piece: Piece) -> str:
