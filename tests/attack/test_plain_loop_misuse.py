@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from pathlib import Path
 
 import pytest
@@ -103,20 +104,66 @@ def test_leaving_the_block_makes_the_last_step_durable(tmp_path: Path) -> None:
     assert audit(open_run(tmp_path)).sound
 
 
-@pytest.mark.parametrize("updated", [False, True])
-def test_leaving_the_block_within_a_step_saves_no_half_of_it(tmp_path: Path, updated: bool) -> None:
+def test_a_loop_that_breaks_at_its_top_keeps_all_of_its_steps(tmp_path: Path) -> None:
+    """What followed the last cadence save was lost, with a warning, though nothing was trained since."""
+
+    def lives(root: Path, *ends: int) -> Parts:
+        for end in ends:
+            parts = Parts()
+            with session(root, parts) as run:
+                for batch in parts.loader:
+                    if run.steps >= end:
+                        break
+                    parts.update(batch)
+                    run.step()
+            assert open_run(root).newest_usable().step == end
+        return parts
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        once, often = lives(tmp_path / "once", 9), lives(tmp_path / "often", 3, 3, 4, 9)
+    assert all(torch.equal(a, b) for a, b in zip(once.weights(), often.weights(), strict=True))
+    assert audit(open_run(tmp_path / "often")).sound
+
+
+@pytest.mark.parametrize("begun", ["forward", "update"])
+def test_leaving_the_block_within_a_step_saves_no_half_of_it(tmp_path: Path, begun: str) -> None:
     parts = Parts()
-    with (
-        pytest.warns(UserWarning, match="left within a step: what follows step 0 is done again"),
-        session(tmp_path, parts) as run,
-    ):
+    told = "a batch was taken after step 3, and training had begun on it.*What follows step 0 is done again"
+    with pytest.warns(UserWarning, match=told), session(tmp_path, parts) as run:
         for batch in parts.loader:
             if run.steps == 3:
-                if updated:
+                if begun == "update":
                     parts.update(batch)
+                else:
+                    parts.model(batch)
                 break
             parts.update(batch)
             run.step()
+    assert open_run(tmp_path).newest_usable().step == 0
+    assert len(parts.loader.before_next) == 0
+
+
+def test_a_loop_that_never_calls_step_is_told(tmp_path: Path) -> None:
+    parts = Parts()
+    told = r"12 batches were taken, and run.step\(\) was never called .*the run is still at step 0"
+    with pytest.warns(UserWarning, match=told), session(tmp_path, parts):
+        for batch in parts.loader:
+            parts.update(batch)
+
+
+def test_all_writers_save_at_the_end_or_none_does(tmp_path: Path) -> None:
+    """Another one had begun a step: saving takes all of them."""
+    other = "a forward pass was computed"
+    world = World(
+        "dp0", ("dp0",), lambda value: value, lambda value: [value, other] if value == "" else [value]
+    )
+    parts = Parts()
+    with (
+        pytest.warns(UserWarning, match=f"training went on .{other}"),
+        session(tmp_path, parts, world=world) as run,
+    ):
+        parts.train(run, 3)
     assert open_run(tmp_path).newest_usable().step == 0
 
 

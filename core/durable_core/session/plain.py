@@ -26,6 +26,7 @@ from durable_core.errors import (
     UsageError,
 )
 from durable_core.session import notices
+from durable_core.session.begun import Begun, left_within
 from durable_core.session.cadence import Cadence
 from durable_core.session.places import Tiers
 from durable_core.session.run import Run
@@ -34,7 +35,7 @@ from durable_core.session.settings import Backlog, OnBreach, Resume, Settings
 from durable_core.session.status import Status
 from durable_core.session.world import World
 from durable_core.spec import RunSpec
-from durable_core.state import capture, rng, stable
+from durable_core.state import capture, contract, rng, stable
 from durable_core.types import Promise
 
 #: Exit status after a planned stop: try again (EX_TEMPFAIL of sysexits.h).
@@ -59,8 +60,10 @@ class DurableSession:
         self.run = run
         self._loader = loader_of(state)
         self._objects = {name: item for name, item in state.items() if item is not self._loader}
-        self._optimizers = [item for item in self._objects.values() if isinstance(item, Optimizer)]
+        unwrapped = map(contract.adapt, self._objects.values())
+        self._optimizers = [item for item in unwrapped if isinstance(item, Optimizer)]
         self._modules = [item for item in self._objects.values() if isinstance(item, torch.nn.Module)]
+        self._begun = Begun(self._objects)
         self._step = 0
         self._updates = 0  # of those steps, the ones whose optimizer did step
         self._unprepared = True
@@ -173,6 +176,7 @@ class DurableSession:
         if os.getpid() != self._process:  # a forked child has no boundary: it ends, as it would without us
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+            self._loader.before_next.append(self._before_batch)
             return
         self._term.set()
 
@@ -197,6 +201,15 @@ class DurableSession:
         self._updated = True
 
     # --- in the loop -------------------------------------------------------------------------
+    def _before_batch(self) -> None:
+        """Of a step's batches, before the first: what training on them changes is what differs from now."""
+        if self._outstanding == 0:
+            self._begun.mark()
+
+    @property
+    def _outstanding(self) -> int:
+        return 0 if self._loader is None else self._loader.outstanding
+
 
     @property
     def restored(self) -> tuple[int, int] | None:
@@ -323,6 +336,8 @@ class DurableSession:
     def __enter__(self) -> DurableSession:
         return self
 
+        if self._loader is not None and self._before_batch in self._loader.before_next:
+            self._loader.before_next.remove(self._before_batch)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -336,13 +351,19 @@ class DurableSession:
 
     def _leave(self) -> None:
         """The last step is made durable, unless the block was left in the middle of the next one."""
-        if not self._updated and not (self._loader is not None and self._loader.outstanding):
+        taken, found = self._outstanding, ""
+        if self._updated:
+            found = "an optimizer has stepped"
+        elif taken:
+            found = self._begun.found()
+        found = next(filter(None, self.run.world.all_gather(found)), "")  # all save, or none does
+        if not found:
             self._save_last()
-        elif self.run.status().newest_step != self._step:
-            notices.say(
-                f"the block was left within a step: what follows step {self.run.status().newest_step} "
-                "is done again by the next start"
-            )
+        stepped = self._step != (0 if self.restored is None else self.restored[1])
+        durable = self.run.status().newest_step
+        told = left_within(self._step, durable, stepped=stepped, taken=taken, found=found)
+        if told is not None:
+            notices.say(told)
 
 
 def loader_of(state: Mapping[str, Any]) -> DurableLoader | None:

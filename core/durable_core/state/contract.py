@@ -72,6 +72,9 @@ _BY_NAME: tuple[tuple[Kind, tuple[str, ...]], ...] = (
 )
 
 
+_ACCELERATE = ("accelerate.optimizer", "accelerate.scheduler")
+
+
 def classify(name: str, obj: object) -> Kind:
     """Which part of the state ``obj`` is: by ``state_kind``, its type, a word in its name; else ``LOOP``."""
     declared = getattr(obj, "state_kind", None)
@@ -90,14 +93,25 @@ def classify(name: str, obj: object) -> Kind:
 
 
 def adapt(obj: Any) -> Any:
-    """The object whose state is taken: without ``DistributedDataParallel`` or ``torch.compile`` around it
-    (so that a checkpoint does not depend on either), and with a contract around a bare generator."""
+    """The object whose state is taken: without ``DistributedDataParallel``, ``torch.compile`` or accelerate
+    around it (so that a checkpoint does not depend on them), and with a contract around a bare generator."""
     while isinstance(obj, nn.Module):
         inner = obj.module if isinstance(obj, DistributedDataParallel) else getattr(obj, "_orig_mod", None)
         if not isinstance(inner, nn.Module):
             return obj
         obj = inner
+    if type(obj).__module__ in _ACCELERATE:
+        return _prepared(obj)
     return rng.Named(obj) if isinstance(obj, rng.GENERATORS) else obj
+
+
+def _prepared(obj: Any) -> Any:
+    """What ``accelerator.prepare`` wrapped: its optimizers are torch's by class, and have no hooks."""
+    for name, kind in (("optimizer", torch.optim.Optimizer), ("scheduler", LRScheduler)):
+        inner = getattr(obj, name, None)
+        if isinstance(inner, kind):
+            return inner
+    return obj
 
 
 def version(obj: object) -> int:
