@@ -92,8 +92,8 @@ class NotFoundError(DurableError):
 class ObjectNotFoundError(NotFoundError):
     """A key does not exist in a tier."""
 
-    def __init__(self, key: str, where: str = "") -> None:
-        super().__init__(f"no object {key!r}" + (f" in {where}" if where else ""))
+    def __init__(self, key: str, where: str = "", *, hint: str = "") -> None:
+        super().__init__(f"no object {key!r}" + (f" in {where}" if where else ""), hint=hint)
         self.key = key
 
 
@@ -173,11 +173,15 @@ class SkippedRecord(CorruptError):
     sample fewer, and the ledger names the record. Anything else raised there ends the pass.
 
     ``key`` names the object, ``ordinal`` the record in it and ``id`` the one in the dataset, if known.
+    ``why``: what is wrong, which may be so of other records of the object too; default: ``reason``.
     """
 
-    def __init__(self, key: str, reason: str, *, id: int | None = None, ordinal: int | None = None) -> None:
-        super().__init__(key, reason)
-        self.id, self.ordinal = id, ordinal
+    def __init__(
+        self, key: str, reason: str, *, id: int | None = None, ordinal: int | None = None, why: str = "",
+        hint: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(key, reason, hint=hint)
+        self.id, self.ordinal, self.why = id, ordinal, why or reason
 
 
 class JournalBrokenError(CorruptError):

@@ -104,7 +104,7 @@ def test_update_reads_what_changed(durable: Durable, corpus: Path) -> None:
         (["--key", "nothing"], 5, "part-0.jsonl"),
         (["--lengths"], 2, "does not know"),
         (["--exhaustion", "wrap"], 2, "wrap"),
-        (["--root", "elsewhere"], 3, "corpus"),
+        (["--root", "elsewhere"], 2, "outside the dataset's root"),
         (["--tokenizer", "gone.json"], 3, "gone.json"),
         (["-o", "no/such/directory.json"], 2, "cannot write"),
     ],
@@ -139,6 +139,32 @@ def test_verify_tells_harms_apart(durable: Durable, corpus: Path) -> None:
     for lengths in corpus.parent.glob("*.npy"):
         lengths.unlink()
     assert durable(*verify).code == 5
+
+
+def test_objects_are_looked_for_where_they_were(durable: Durable, corpus: Path) -> None:
+    sources = [f"corpus/part-{at}.jsonl" for at in range(3)]
+    built = durable("data", "build", *sources, "-o", "m.json")
+    assert f"names are relative to {corpus}" in built.out
+    assert durable("data", "verify", "m.json").code == 0
+    assert RecordDataset.open("m.json")[0]["id"] == "0-0"
+    (corpus.parent / "moved").mkdir()
+    for path in [corpus, *corpus.parent.glob("m.json*")]:
+        path.rename(corpus.parent / "moved" / path.name)
+    assert durable("data", "verify", "moved/m.json").code == 0  # relative to the manifest
+    Path("moved/m.json.stat.json").unlink()
+    found = durable("data", "verify", "moved/m.json")
+    assert found.code == 5
+    assert "all objects are under moved/corpus: pass --root moved/corpus" in found.out
+    assert durable("data", "verify", "moved/m.json", "--root", "moved/corpus").code == 0
+
+
+def test_objects_elsewhere_are_found_without_being_below_the_manifest(durable: Durable, corpus: Path) -> None:
+    Path("manifests").mkdir()
+    durable("data", "build", "corpus", "-o", "manifests/m.json")
+    assert durable("data", "verify", "manifests/m.json").code == 0
+    corpus.rename(corpus.parent / "gone")
+    found = durable("data", "verify", "manifests/m.json", "--json")
+    assert found.code == 5 and found.document["root"] == "manifests"
 
 
 def test_a_manifest_edited_by_hand_is_told(durable: Durable, corpus: Path) -> None:

@@ -529,6 +529,27 @@ def test_the_tokenizer_must_be_the_manifests(root: Path) -> None:
         RecordDataset(build([root]).manifest, root).check_tokenizer(digest)
 
 
+def test_what_is_not_as_the_manifest_says_comes_with_its_place_and_a_way_out(
+    manifest: DatasetManifest, root: Path
+) -> None:
+    with pytest.raises(ObjectNotFoundError, match=r"root that dataset sha256:\w+ was built with.*--root"):
+        RecordDataset(manifest, root.parent)[0]
+    changed(root)
+    with pytest.raises(DigestMismatchError, match=f"at {root} .*durable data verify.*on_bad=") as caught:
+        RecordDataset(manifest, root)[4]
+    assert caught.value.key == "part-2.jsonl"
+    with pytest.raises(SkippedRecord, match="a DurableLoader goes on without it") as left_out:
+        RecordDataset(manifest, root, on_bad="skip")[4]
+    assert left_out.value.why.startswith("content is not sha256:")
+
+
+def test_paths_in_place_of_what_they_name(manifest: DatasetManifest, root: Path) -> None:
+    with pytest.raises(UsageError, match=r"RecordDataset\.open.*load"):
+        RecordDataset("web.json", root)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="DataCache"):
+        RecordDataset(manifest, root, cache="directory")  # type: ignore[arg-type]
+
+
 def test_arguments_that_make_no_sense(manifest: DatasetManifest, root: Path) -> None:
     wrong: list[dict[str, Any]] = [
         {"on_bad": "hope"},

@@ -100,7 +100,7 @@ def build(
 
 @data.command("verify", epilog=_EPILOG)
 @click.argument("manifest", metavar="MANIFEST")
-@click.option("--root", help="Where the objects are. Default: beside the manifest.")
+@click.option("--root", help="Where the objects are. Default: where they were, or beside the manifest.")
 @click.option("--sample", metavar="N|P%", help="Read the content of so many only; the sizes of all.")
 @_jobs
 @_json
@@ -113,7 +113,7 @@ def verify(manifest: str, root: str | None, sample: str | None, jobs: int, as_js
     from durable_core.data import manifest as manifests
 
     loaded = manifests.load(manifest)
-    where = _beside(manifest) if root is None else root
+    where = manifests.root_of(manifest, loaded) if root is None else root
     found = manifests.verify(loaded, where, sample=_sample(sample), jobs=jobs)
     if loaded.about.lengths is not None:
         manifests.load_lengths(manifest, loaded)
@@ -231,6 +231,7 @@ def _built(built: Built, output: str) -> Answer:
     manifest = built.manifest
     document = {
         "manifest": output,
+        "root": built.root,
         **_summary(manifest),
         "read": built.read,
         "reused": built.reused,
@@ -243,6 +244,7 @@ def _built(built: Built, output: str) -> Answer:
         f"{manifest.records} records in {len(manifest.objects)} objects, {human_bytes(manifest.nbytes)}; "
         f"{built.read} read, {built.reused} as they were"
     )
+    human.append(f"names are relative to {built.root}")
     human.extend(_some("left out", built.left_out))
     human.extend(_some("without a record", built.empty))
     human.extend(_some("with the content of another", [f"{one} ({two})" for one, two in built.twins]))
@@ -265,9 +267,12 @@ def _verified(manifest: DatasetManifest, found: Verified, where: str) -> Answer:
         "read": found.read,
         "bytes": found.nbytes,
         "faults": faults,
+        "moved": found.moved,
     }
     human: list[Table | str] = []
-    if faults:
+    if found.moved is not None:
+        human.append(f"all objects are under {found.moved}: pass --root {found.moved}")
+    elif faults:
         rows = [(f.name, f.kind, f"{f.start}-{f.stop}", f.reason) for f in found.faults]
         human.append(Table(("object", "is", "records", "reason"), rows))
     human.append(

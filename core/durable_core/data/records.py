@@ -12,22 +12,23 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from durable_core.clock import SystemClock, computed
+from durable_core.data.bad_input import BAD, POLICIES, OnBad, left_out, placed, root_is_gone
 from durable_core.data.cache import DataCache
 from durable_core.data.files import LocalLocation, Location, open_location
 from durable_core.data.manifest.model import DatasetManifest
-from durable_core.data.manifest.store import load, load_lengths
+from durable_core.data.manifest.store import load, load_lengths, root_of
 from durable_core.data.physical.metrics import Metrics, PerProcess
 from durable_core.data.physical.readahead import ReadAhead
 from durable_core.data.physical.retry import Retries
 from durable_core.data.readers.base import DEFAULT_HELD, Held, Record
 from durable_core.data.readers.opened import Objects, Verify
-from durable_core.data.readers.registry import detect, parse
+from durable_core.data.readers.registry import format_of
 from durable_core.errors import (
     CorruptError,
     DataUnavailableError,
@@ -38,17 +39,11 @@ from durable_core.errors import (
     UsageError,
 )
 
-OnBad = Literal["fail", "refetch", "quarantine", "skip"]
-POLICIES: tuple[OnBad, ...] = ("fail", "refetch", "quarantine", "skip")
-
 SAMPLED = 16
 """Of records read where they are asked for, one in so many has its decoding measured, and stands for all:
 asking for CPU seconds costs as much as all other measuring."""
 _NOTED = 1 << 10
 _now = SystemClock().monotonic
-
-_BAD = (CorruptError, ObjectNotFoundError)
-"""What a policy is about. A store that does not answer (``DataUnavailableError``) is not bad input."""
 
 
 class RecordDataset:
@@ -111,6 +106,7 @@ class RecordDataset:
         held_bytes: int = DEFAULT_HELD,
         max_open: int = 64,
     ) -> None:
+        _check_kinds(manifest, cache)
         if on_bad not in POLICIES or verify not in ("open", "size"):
             raise UsageError(
                 f"on_bad {on_bad!r}, verify {verify!r}", hint=f"on_bad is one of {', '.join(POLICIES)}"
@@ -119,12 +115,12 @@ class RecordDataset:
             raise UsageError(
                 "ahead_items, ahead_bytes and max_open must be 1 or more, the others not negative"
             )
-        names = {item.name for item in manifest.objects}
-        if unknown := sorted(set(quarantined) - names):
+        if unknown := sorted(set(quarantined) - {item.name for item in manifest.objects}):
             raise UsageError(f"quarantined: no object {unknown[0]!r} in the manifest")
         self.manifest = manifest
         self.dataset_id = manifest.dataset_id
-        self.format = format or manifest.about.format or _format_of(manifest)
+        names = (item.name for item in manifest.objects if item.records)
+        self.format = format or manifest.about.format or format_of(names)
         self.transform = transform
         self.on_bad: OnBad = on_bad
         self.blocks = np.array([item.records for item in manifest.objects if item.records], dtype=np.int64)
@@ -158,14 +154,15 @@ class RecordDataset:
     ) -> RecordDataset:
         """The dataset of the manifest in a file, with the lengths beside it if it has any.
 
-        ``where``: default, the directory the manifest lies in. ``more``: as for the class.
+        ``where``: default, where they were when it was built, or else beside the manifest (``root_of``).
+        ``more``: as for the class.
         """
         if where is None and "://" in os.fspath(manifest):
             raise UsageError(f"{manifest} does not say where its objects are", hint="pass where=")
         loaded = load(manifest)
         if loaded.about.lengths is not None:
             more.setdefault("lengths", load_lengths(manifest, loaded))
-        return cls(loaded, Path(manifest).parent if where is None else where, **more)
+        return cls(loaded, root_of(manifest, loaded) if where is None else where, **more)
 
     def __len__(self) -> int:
         return self.manifest.records
@@ -315,7 +312,7 @@ class RecordDataset:
             raise self._left_out(id, number, self._quarantined[item.name])
         try:
             return self._read(id, number)
-        except _BAD as error:
+        except BAD as error:
             return self._mended(id, number, error)
 
     def _read(self, id: int, number: int) -> Record:
@@ -333,7 +330,7 @@ class RecordDataset:
         try:
             with self._here().objects.use(number):
                 return True
-        except _BAD:
+        except BAD:
             return False
 
     def _mended(self, id: int, number: int, error: CorruptError | ObjectNotFoundError) -> Record:
@@ -343,11 +340,11 @@ class RecordDataset:
             self._here().objects.again(number)
             try:
                 return self._read(id, number)
-            except _BAD as another:
+            except BAD as another:
                 error = another
         if self.on_bad in ("fail", "refetch"):
-            raise error
-        if self._root_is_gone(error):
+            raise placed(error, self._location, self.dataset_id) from error
+        if root_is_gone(error, self._location):
             raise DataUnavailableError(item.name, f"nothing is at {self._location.url}") from error
         if self.on_bad == "quarantine" and not self._opens(number):
             self._quarantined[item.name] = error.message
@@ -355,15 +352,7 @@ class RecordDataset:
 
     def _left_out(self, id: int, number: int, reason: str) -> SkippedRecord:
         item = self.manifest.objects[number]
-        ordinal = id - item.start
-        said = f"record {ordinal} (id {id}) is left out by on_bad={self.on_bad!r}: {reason}"
-        return SkippedRecord(item.name, said, id=id, ordinal=ordinal)
-
-    def _root_is_gone(self, error: CorruptError | ObjectNotFoundError) -> bool:
-        """A directory that is not mounted is no reason to leave out every record of it."""
-        location = self._location
-        missing = isinstance(error, ObjectNotFoundError)
-        return missing and isinstance(location, LocalLocation) and not location.root.is_dir()
+        return left_out(item.name, id, id - item.start, self.on_bad, reason)
 
 
 class _Sized(NamedTuple):
@@ -388,15 +377,14 @@ class _Process:
         self.objects.close()
 
 
-def _format_of(manifest: DatasetManifest) -> str:
-    kinds = {detect(item.name) for item in manifest.objects if item.records}
-    if len(kinds) != 1 or None in kinds:
+def _check_kinds(manifest: Any, cache: Any) -> None:
+    if not isinstance(manifest, DatasetManifest):
         raise UsageError(
-            "neither the manifest nor the names of its objects tell one format", hint="pass format="
+            f"the manifest is {manifest!r:.80}, not a DatasetManifest",
+            hint="RecordDataset.open(path) reads it from its file; so does durable_core.data.manifest.load",
         )
-    found = kinds.pop() or ""
-    parse(found)
-    return found
+    if not (cache is None or isinstance(cache, DataCache)):
+        raise UsageError(f"cache is {cache!r:.80}", hint="pass DataCache(directory, max_bytes)")
 
 
 def _per_record(what: str, values: ArrayLike | None, manifest: DatasetManifest) -> NDArray[np.int64] | None:

@@ -15,7 +15,7 @@ from durable_core.data.manifest.describe import (
 )
 from durable_core.data.manifest.lineage import Link, find, lineage
 from durable_core.data.manifest.model import VERSION, DataObject, DatasetManifest
-from durable_core.data.manifest.store import load, load_lengths, save
+from durable_core.data.manifest.store import load, load_lengths, root_of, save
 from durable_core.data.manifest.verify import Fault, Verified, digest_file, verify
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "lineage",
     "load",
     "load_lengths",
+    "root_of",
     "save",
     "verify",
 ]

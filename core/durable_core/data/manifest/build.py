@@ -78,6 +78,7 @@ class Facts:
 class Built:
     """A manifest, and what was found while it was built.
 
+    ``root``: where the objects were, an absolute path or a URL; their names are relative to it.
     ``lengths``: uint32 [records]. ``stats``: what each object's store said, so that a later build need not
     read it again. ``read`` and ``reused`` objects; ``left_out``: files of the directories given that are no
     objects of this format; ``twins``: objects with the content of another, (name, first name): allowed, and
@@ -86,6 +87,7 @@ class Built:
 
     manifest: DatasetManifest
     stats: Mapping[str, Stat]
+    root: str
     lengths: LengthArray | None = None
     read: int = 0
     reused: int = 0
@@ -310,6 +312,7 @@ def _merged(
     return Built(
         DatasetManifest(tuple(objects), about),
         {each.name: each.stat for each in facts if each.stat.settled(now)},
+        found.root,
         lengths,
         read=len(facts) - reused,
         reused=reused,

@@ -18,9 +18,13 @@ Opener = Callable[[str], Location]
 
 @dataclass(frozen=True)
 class Found:
-    """``names`` below ``location``, sorted. ``left_out``: what lies beside them in the directories given and
-    is no object of the dataset. ``format``: given, or what the names say; None: nobody needs it."""
+    """``names`` below ``location``, sorted, which is at ``root`` as it was given: an absolute path or a URL.
 
+    ``left_out``: what lies beside them in the directories given and is no object of the dataset.
+    ``format``: given, or what the names say; None: nobody needs it.
+    """
+
+    root: str
     location: Location
     names: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -74,7 +78,7 @@ def gather(
             )
     companions = {c for name in names if format and (c := companion_of(format, name))}
     left_out = sorted(listed - set(names) - companions)
-    return Found(location, tuple(names), tuple(left_out), format)
+    return Found(base + query, location, tuple(names), tuple(left_out), format)
 
 
 def _look(source: str | os.PathLike[str], root: str | os.PathLike[str] | None, opener: Opener) -> _Source:

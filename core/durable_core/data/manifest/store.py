@@ -1,4 +1,4 @@
-"""L3. A manifest on disk, and what lies beside it: lengths, and what stores said of the objects.
+"""L3. A manifest on disk, and what lies beside it: lengths, what stores said of the objects, and where.
 
 Everything is written to a private file and renamed; the manifest last. The sidecar of lengths is named by
 its digest, so that whoever has a manifest, old or new, finds the lengths that belong to it: killed at any
@@ -31,7 +31,7 @@ from durable_core.errors import (
     UsageError,
 )
 from durable_core.format import canonical, digests
-from durable_core.format.fields import versioned
+from durable_core.format.fields import Fields, versioned
 
 if TYPE_CHECKING:
     from durable_core.data.manifest.build import Built
@@ -76,7 +76,7 @@ def _save(built: Built, target: Path) -> None:
     manifest = built.manifest
     if built.lengths is not None:
         write_whole(Path(lengths_path(target, manifest)), _npy(built.lengths))
-    write_whole(stats_path(target), _stats_json(manifest, built.stats))
+    write_whole(stats_path(target), _stats_json(manifest, built.stats, _seen_from(target, built.root)))
     write_whole(target, manifest.to_json().encode())
     _forget_lengths(target, manifest)
 
@@ -116,6 +116,23 @@ def load_lengths(path: str | os.PathLike[str], manifest: DatasetManifest | None 
     if digests.sha256(values.tobytes()) != about.digest:
         raise DigestMismatchError(where, f"lengths are not {about.digest}", hint=_AGAIN)
     return values
+
+
+def root_of(path: str | os.PathLike[str], manifest: DatasetManifest | None = None) -> str:
+    """Where the objects of the manifest at ``path`` are, unless somebody says otherwise.
+
+    Where they were when it was built, if its stamps lie beside it and a directory is (still) there; else
+    beside the manifest. Raises what ``load`` does; ``FormatError`` for stamps that are none.
+    """
+    text = os.fspath(path)
+    if "://" in text:
+        return text.partition("?")[0].rpartition("/")[0]
+    beside = Path(text).parent
+    stats = _stats(stats_path(text), manifest or load(text))
+    said = stats.text("root") if stats is not None and stats.has("root") else ""
+    if "://" in said:
+        return said
+    return str(beside / said if (beside / said).is_dir() else beside)
 
 
 def lengths_path(path: str | os.PathLike[str], manifest: DatasetManifest) -> str:
@@ -159,24 +176,28 @@ def _npy(values: NDArray[np.uint32]) -> bytes:
     return stream.getvalue()
 
 
-def _stats_json(manifest: DatasetManifest, stats: Mapping[str, Stat]) -> bytes:
+def _seen_from(target: Path, root: str) -> str:
+    """Below the manifest's directory, relative to it: the two may be moved or copied together."""
+    if "://" in root:
+        return root
+    beside = Path(os.path.abspath(target.parent))  # noqa: PTH100  # resolves no links
+    return Path(root).relative_to(beside).as_posix() if Path(root).is_relative_to(beside) else root
+
+
+def _stats_json(manifest: DatasetManifest, stats: Mapping[str, Stat], root: str) -> bytes:
     return canonical.dumps(
         {
             "v": _STATS_VERSION,
             "dataset_id": manifest.dataset_id,
+            "root": root,
             "objects": {name: [stat.nbytes, stat.stamp] for name, stat in stats.items()},
         }
     )
 
 
 def _load_stats(path: Path, manifest: DatasetManifest) -> dict[str, Stat]:
-    """Empty when they are of another manifest, as after a build that was killed between two files."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return {}
-    fields = versioned(data, key=str(path), version=_STATS_VERSION, limit=1 << 30)
-    if fields.digest("dataset_id") != manifest.dataset_id:
+    fields = _stats(path, manifest)
+    if fields is None:
         return {}
     found = {}
     for name, value in fields.mapping("objects").items():
@@ -184,3 +205,13 @@ def _load_stats(path: Path, manifest: DatasetManifest) -> dict[str, Stat]:
             fields.fail(f"has {value!r} for {name}")
         found[name] = Stat(value[0], value[1])
     return found
+
+
+def _stats(path: Path, manifest: DatasetManifest) -> Fields | None:
+    """None when they are of another manifest, as after a build that was killed between two files."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    fields = versioned(data, key=str(path), version=_STATS_VERSION, limit=1 << 30)
+    return fields if fields.digest("dataset_id") == manifest.dataset_id else None

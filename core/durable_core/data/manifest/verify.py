@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from durable_core.clock import Clock
@@ -54,12 +55,14 @@ _HINT = "put the object back, or build the manifest of what is there: that is an
 
 @dataclass(frozen=True)
 class Verified:
-    """``looked_at``: objects whose size was asked for, which is all; ``read``: those read to the end."""
+    """``looked_at``: objects whose size was asked for, which is all; ``read``: those read to the end.
+    ``moved``: the directory or URL under which all of them are, by their own names, and none here."""
 
     looked_at: int
     read: int
     nbytes: int
     faults: tuple[Fault, ...]
+    moved: str | None = None
 
     def require(self) -> Verified:
         """Raises the error of the first fault: ``CorruptError``, or ``DataUnavailableError``."""
@@ -99,7 +102,8 @@ def verify(
             raise
     faults = [fault for _, fault in found if fault is not None]
     read = [nbytes for nbytes, _ in found if nbytes is not None]
-    return Verified(count, len(read), sum(read), tuple(_renamed(faults, manifest, location)))
+    faults = _renamed(faults, manifest, location)
+    return Verified(count, len(read), sum(read), tuple(faults), _moved(faults, count, os.fspath(root)))
 
 
 def spread(total: int, wanted: int | float) -> list[int]:
@@ -155,19 +159,35 @@ def _renamed(faults: list[Fault], manifest: DatasetManifest, location: Location)
         return faults
     items = {item.name: item for item in manifest.objects}
     sizes = {items[name].nbytes for name in missing}
-    where: dict[str, str] = {}
+    where: dict[str, list[str]] = {}
     for name in _listed(location):
         # What cannot be read is not known to be one of them, and is nobody's fault here.
         with suppress(ObjectNotFoundError, DataUnavailableError):
             if name not in items and location.file(name).size() in sizes:
-                where.setdefault(_digest(location, name), name)
+                where.setdefault(_digest(location, name), []).append(name)
     return [
-        fault if fault.name not in missing or (other := where.get(items[fault.name].digest)) is None
-        else Fault(
-            fault.name, "renamed", f"found under the name {other}", fault.start, fault.stop, other
-        )
+        fault if fault.name not in missing or not (found := where.get(items[fault.name].digest))
+        else _found_at(fault, found)
         for fault in faults
     ]  # fmt: skip
+
+
+def _found_at(fault: Fault, names: list[str]) -> Fault:
+    """``names``: of all files with the bytes; one in another directory is likelier it than one of another
+    name."""
+    other = next((name for name in names if name.endswith(f"/{fault.name}")), names[0])
+    return Fault(fault.name, "renamed", f"found under the name {other}", fault.start, fault.stop, other)
+
+
+def _moved(faults: list[Fault], count: int, root: str) -> str | None:
+    """The one directory below the root in which all ``count`` objects have their names."""
+    if not faults or len(faults) != count:
+        return None
+    below = (faults[0].other or "").removesuffix(f"/{faults[0].name}")
+    if any(fault.other != f"{below}/{fault.name}" for fault in faults):
+        return None
+    text, mark, query = root.partition("?") if "://" in root else (root, "", "")
+    return f"{text.rstrip('/')}/{below}{mark}{query}" if "://" in root else str(Path(root, below))
 
 
 def _listed(location: Location) -> list[str]:

@@ -120,6 +120,18 @@ def detect(name: str) -> str | None:
     return None if kind is None else kind + compression
 
 
+def format_of(names: Iterable[str]) -> str:
+    """The one format that all names stand for. Raises ``UsageError``, or what ``parse`` does."""
+    kinds = {detect(name) for name in names}
+    found = kinds.pop() if len(kinds) == 1 else None
+    if found is None:
+        raise UsageError(
+            "neither the manifest nor the names of its objects tell one format", hint="pass format="
+        )
+    parse(found)
+    return found
+
+
 def companion_of(format: str, name: str) -> str | None:
     """The name of the second file that an object of this format needs: ``x.bin`` beside ``x.idx``."""
     if parse(format).kind != "megatron":
