@@ -93,6 +93,8 @@ def test_a_run_that_has_not_begun_has_nothing_to_answer_for(tmp_path: Path, dura
         pass
     found = durable("audit", tmp_path / "run", "--json")
     assert (found.code, found.document["steps"], found.document["samples"]) == (0, 0, 0)
+    said = durable("audit", tmp_path / "run").out
+    assert "nothing was trained yet" in said and "exactly once" not in said
 
 
 @pytest.mark.parametrize("name", ["dp0.safetensors", "index.json"])

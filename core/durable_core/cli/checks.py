@@ -84,7 +84,7 @@ def audit(root: str, c: int | None = None) -> Answer:
     human += [f"note: {note}" for note in found.notes]
     if found.unverified:
         human.append("note: the dataset is unverified: its identity is a claim, not a digest")
-    human.append(_conclusion(found.sound, found.proven))
+    human.append(_conclusion(found.sound, found.proven, found.steps))
     return Answer(document, human, OK if found.sound else FAILED)
 
 
@@ -121,7 +121,9 @@ def _effect(use: Use) -> str:
     return "applied" if use.applied else "no update"
 
 
-def _conclusion(sound: bool, proven: bool) -> str:
+def _conclusion(sound: bool, proven: bool, steps: int) -> str:
+    if sound and steps == 0:
+        return "nothing was trained yet: no step was committed (a loop of one's own calls run.step())"
     if sound:
         return "every sample that was due was consumed exactly once"
     if not proven:
