@@ -1,4 +1,4 @@
-"""States of DurableLoader: copies nobody else changes, refused when edited; what draws depend on is in them."""
+"""States of DurableLoader: copies nobody else changes, refused when edited; they say what draws depend on."""
 
 from __future__ import annotations
 
@@ -76,6 +76,20 @@ def test_a_state_is_a_copy_on_the_way_out_and_in(kind: str) -> None:
     assert flat(train(again, 3)) == flat(train(whole, 5)[2:])
 
 
+def test_a_state_is_taken_at_one_price_however_often_weights_were_changed() -> None:
+    loader = make(mixture())
+    for lead in range(2, 600):
+        loader.update_weights({"a": 1, "b": lead}, lead=lead)
+    early = loader.state_dict()["updates"]
+    loader.update_weights({"a": 1, "b": 1}, lead=1)
+    late = loader.state_dict()["updates"]
+    assert [at for at, _ in late] == list(range(1, 600)) and len(early) == 598
+    assert all(
+        ours is theirs for ours, theirs in zip(early, late[1:], strict=True)
+    )  # not made again
+    hash(late[7])  # nor can they be changed
+
+
 # --- edited ---------------------------------------------------------------------------------
 
 EDITS: dict[str, tuple[tuple[str, ...], Any]] = {
@@ -89,7 +103,9 @@ EDITS: dict[str, tuple[tuple[str, ...], Any]] = {
     "updates 5": (("updates",), 5),
     "updates of one": (("updates",), [[1]]),
     "updates at no number": (("updates",), [["x", {}]]),
-    "updates to no mapping": (("updates",), [[1, [2]]]),
+    "updates to no weights": (("updates",), [[1, [2]]]),
+    "updates to no source": (("updates",), [[1, [[2, 3]]]]),
+    "updates in the source": (("source", "updates"), []),
     "a plan that is a list": (("plan",), [1]),
     "replicas": (("replicas",), "2"),
     "draws": (("draws",), {"seeded": True}),

@@ -134,7 +134,7 @@ def test_weights_given_during_the_run_are_part_of_the_proof(options: dict[str, A
     segments = run(lambda: loader(mixed(**options)), updates=True)
     assert segments[-1].plan is not None and segments[3].plan is not None
     [(_, given)] = segments[-1].plan["updates"]
-    assert given == OTHER and "updates" not in segments[3].plan
+    assert dict(given) == OTHER and "updates" not in segments[3].plan
     found = consume(segments)
     assert found.sound and found.ids_checked, found.findings
     silent = [replace(s, plan={k: v for k, v in (s.plan or {}).items() if k != "updates"}) for s in segments]

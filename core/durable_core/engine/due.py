@@ -54,7 +54,8 @@ def due(cursor: Cursor, plan: Plan | None, sequence: Sequence | None = None) -> 
     if sequence is None and plan is not None and layout is None:
         sequence = sequence_of(plan, cursor.seed)
     if sequence is not None and cursor.global_batch:
-        updates = {} if plan is None else dict(plan.get("updates", ()))
+        given = () if plan is None else plan.get("updates", ())
+        updates = {at: dict(weights) for at, weights in given}
         return Sequenced(sequence, cursor.global_batch, drop=cursor.remainder == "drop", updates=updates)
     return Numbered(layout, cursor.global_batch or 1)
 

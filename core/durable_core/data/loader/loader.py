@@ -18,23 +18,14 @@ from durable_core.data.loader import adopt
 from durable_core.data.loader.answers import Answers
 from durable_core.data.loader.passes import Pass, PassIterator, Skips
 from durable_core.data.loader.plan import Plan, make_plan, make_source
-from durable_core.data.loader.planned import SequenceSource, Weights
-from durable_core.data.loader.resume import (
-    LEAD,
-    Saved,
-    accepted,
-    beginning,
-    check_draws,
-    check_shares,
-    drawn,
-    exactly,
-    listed,
-)
+from durable_core.data.loader.planned import SequenceSource
+from durable_core.data.loader.resume import Saved, accepted, check_draws, check_shares, drawn
 from durable_core.data.loader.seeding import SampleRngChoice
 from durable_core.data.loader.sequences import OrderChoice
 from durable_core.data.loader.settings import Settings, promised
 from durable_core.data.loader.sources import Source
 from durable_core.data.loader.streams import Preserved
+from durable_core.data.loader.updates import LEAD, Updates, beginning, exactly
 from durable_core.data.numbers import whole
 from durable_core.data.packing import Packing
 from durable_core.data.physical.metrics import Metrics
@@ -180,7 +171,7 @@ class DurableLoader(Answers):
         self._skips = Skips(self._settings.max_skipped)
         self._begun = False
         self._plan: Plan = make_plan(self._settings)
-        self._updates: dict[int, Weights] = {}
+        self._updates = Updates()
         self._ledger = Ledger(self._plan.start, carries=self._plan.carries)
         self.before_next: list[Callable[[], None]] = []
         """Called at the start of each ``__next__``, before anything is fetched: the snapshot boundary."""
@@ -255,7 +246,7 @@ class DurableLoader(Answers):
         if self._settings.draws_by_share:
             state["replicas"] = self.replicas
         if self._updates:
-            state["updates"] = listed(self._updates)
+            state["updates"] = self._updates.listed()
         if self._plan.description is not None:
             state["plan"] = copy.deepcopy(dict(self._plan.description))
         draws = drawn(self._settings)
@@ -309,7 +300,7 @@ class DurableLoader(Answers):
         at = beginning(done, issued, lead, self._updates)
         now = sequence.start(0) if state is None else state["sequence"]
         reweighted(sequence, now, at, exact)  # says what is wrong with them here, not in so many batches
-        self._updates[at] = exact
+        self._updates.add(at, exact)
         return at
 
     def acknowledge(self, n: int = 1, *, step: int, no_update: bool = False) -> None:

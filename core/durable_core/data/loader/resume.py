@@ -11,15 +11,11 @@ from typing import Any
 
 from durable_core.data.cursor import BESIDE, Cursor
 from durable_core.data.loader.plan import Plan
-from durable_core.data.loader.planned import Weights
 from durable_core.data.loader.settings import Settings
+from durable_core.data.loader.updates import Updates, is_listed
 from durable_core.data.sequence import Sequence
-from durable_core.errors import FormatError, SpecMismatchError, UsageError
+from durable_core.errors import FormatError, SpecMismatchError
 from durable_core.types import Promise
-
-LEAD = 64
-"""Batches from the position to where new weights take effect, unless told otherwise. The same for any number
-of workers, so that changing that changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,7 @@ class Saved:
     cursor: Cursor
     source: Mapping[str, Any] | None
     plan: Mapping[str, Any] | None
-    updates: dict[int, Weights]
+    updates: Updates
     replicas: int | None
     """Of a dataset whose draws depend on the share."""
     draws: Mapping[str, Any]
@@ -44,27 +40,21 @@ class Saved:
         fields = copy.deepcopy(dict(state))
         source, plan, updates, replicas, draws = (fields.pop(name, None) for name in BESIDE)
         known = {
-            "source": source is None or (isinstance(source, Mapping) and {"workers", "state"} <= set(source)),
+            "source": source is None or (isinstance(source, Mapping) and set(source) == {"workers", "state"}),
             "plan": plan is None or isinstance(plan, Mapping),
-            "updates": updates is None or (isinstance(updates, list) and all(map(_is_update, updates))),
+            "updates": updates is None or is_listed(updates),
             "replicas": replicas is None or type(replicas) is int,
             "draws": draws is None or (isinstance(draws, Mapping) and set(draws) == set(_USUAL)),
         }
         for name, right in known.items():
             if not right:
                 raise FormatError("cursor", f"{name} is {state[name]!r:.80}")
-        return cls(Cursor.from_dict(fields), source, plan, dict(updates or ()), replicas, draws or _USUAL)
+        return cls(Cursor.from_dict(fields), source, plan, Updates(updates or ()), replicas, draws or _USUAL)
 
     @property
     def state(self) -> Any:
         """The source's own."""
         return None if self.source is None else self.source["state"]
-
-
-def _is_update(item: Any) -> bool:
-    if not (isinstance(item, (list, tuple)) and len(item) == 2):
-        return False
-    return type(item[0]) is int and item[0] >= 0 and isinstance(item[1], Mapping)
 
 
 _USUAL: Mapping[str, Any] = {"transform_version": "", "seeded": True}
@@ -95,39 +85,6 @@ def check_draws(recorded: Mapping[str, Any], settings: Settings) -> None:
         fields=tuple(names[name] for name, _, _ in differing),
         hint='restore transform_version and sample_rng, or accept promise="coverage"',
     )
-
-
-def listed(updates: Mapping[int, Weights]) -> list[list[Any]]:
-    """As JSON, oldest first."""
-    return [[at, dict(weights)] for at, weights in sorted(updates.items())]
-
-
-def exactly(weights: Any) -> dict[str, int | float | str]:
-    """``weights`` as JSON holds them, to the last digit: other kinds of numbers by their text.
-
-    Raises ``UsageError`` for what is no mapping; whether they fit a mixture is for that to say.
-    """
-    if not isinstance(weights, Mapping):
-        raise UsageError(f"weights are given by the names of the sources, not as {weights!r:.80}")
-    plain = (int, float, str)
-    return {name: value if type(value) in plain else str(value) for name, value in weights.items()}
-
-
-def beginning(done: int, issued: int, lead: int, updates: Mapping[int, Weights]) -> int:
-    """The batch that weights given after ``done`` batches begin with, ``issued`` being planned already.
-
-    Raises ``UsageError`` when it may be planned, or has its weights.
-    """
-    at = done + lead
-    if at < max(issued, done + 1):
-        raise UsageError(
-            f"{issued - done} batches after the position are planned already, so weights cannot change "
-            f"{lead} after it",
-            hint=f"pass lead={max(issued - done, 1)} or more, and always the same",
-        )
-    if at in updates:
-        raise UsageError(f"weights that begin with batch {at} are given already")
-    return at
 
 
 def accepted(saved: Saved, plan: Plan, *, promise: Promise, workers: int | None) -> Cursor:
@@ -165,8 +122,8 @@ def continued(saved: Saved, plan: Plan, promise: Promise, workers: int | None) -
             )
         if workers is not None and workers > 1:
             raise SpecMismatchError(
-                f"{workers} workers take turns at making batches of a stream, whose items would come in another "
-                f"order: global_batch was {recorded.global_batch} and is now {now.global_batch}",
+                f"{workers} workers take turns at making batches of a stream, so its items would come in "
+                f"another order: global_batch was {recorded.global_batch} and is now {now.global_batch}",
                 fields=("global_batch",),
                 hint="keep batch_size x replicas as it was, or read the stream by one worker from the start",
             )
