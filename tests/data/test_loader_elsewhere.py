@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ def test_closing_ends_workers_and_keeps_the_position() -> None:
     before = set(multiprocessing.active_children())
     loader = DurableLoader(Records(), 4, seed=5, num_workers=1, persistent_workers=True, collate_fn=list)
     whole = [batch for batch, _ in zip(make("map"), range(6), strict=False)]
-    with loader:
+    with closing(loader):
         batches = iter(loader)
         assert next(batches) == whole[0]
         loader.acknowledge(step=1)

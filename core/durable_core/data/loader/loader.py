@@ -338,12 +338,6 @@ class DurableLoader(Answers):
             self._source.close()
             self._source = None
 
-    def __enter__(self) -> DurableLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def outstanding(self) -> int:
         """Batches handed over and not acknowledged."""
