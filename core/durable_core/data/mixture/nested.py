@@ -8,13 +8,19 @@ from typing import Any
 
 from durable_core.errors import UnsupportedError
 
+_DEPTH = 8
+"""Of datasets around datasets; one may be an attribute of itself."""
+
 
 def is_mixture(dataset: Any) -> bool:
     """Whether the dataset says itself, by ``sequence(seed=, packing=, order=)``, what a batch holds."""
     make = getattr(dataset, "sequence", None)
     if not callable(make) or isinstance(make, type):
         return False
-    return {"seed", "packing", "order"} <= set(inspect.signature(make).parameters)
+    try:
+        return {"seed", "packing", "order"} <= set(inspect.signature(make).parameters)
+    except ValueError:  # one of C, that does not say
+        return False
 
 
 def check_none_inside(what: str, dataset: Any) -> None:
@@ -30,15 +36,11 @@ def check_none_inside(what: str, dataset: Any) -> None:
         )
 
 
-def _inside(dataset: Any) -> Iterator[Any]:
-    """What it is made of, at any depth, each once."""
-    pending, seen = _parts(dataset), {id(dataset)}
-    while pending:
-        part = pending.pop()
-        if id(part) not in seen:
-            seen.add(id(part))
-            yield part
-            pending += _parts(part)
+def _inside(dataset: Any, depth: int = _DEPTH) -> Iterator[Any]:
+    """What it is made of."""
+    for part in _parts(dataset) if depth else ():
+        yield part
+        yield from _inside(part, depth - 1)
 
 
 def _parts(dataset: Any) -> list[Any]:
