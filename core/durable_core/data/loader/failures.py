@@ -48,7 +48,9 @@ def carried(error: DurableError) -> Failure:
     if info is None:
         raise error
     kind: Any = next(kind for kind in type(error).__mro__ if _is_found(kind))
-    copied: DurableError = kind.__new__(kind, *error.args) if _is_plain(error.args) else kind.__new__(kind, str(error))
+    copied: DurableError = (
+        kind.__new__(kind, *error.args) if _is_plain(error.args) else kind.__new__(kind, str(error))
+    )
     copied.__dict__.update({name: value for name, value in vars(error).items() if _is_plain(value)})
     return Failure(copied, info.id, "".join(traceback.format_exception(error)))
 
