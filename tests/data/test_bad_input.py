@@ -109,8 +109,9 @@ def test_damage_is_an_error_that_names_the_object(damage: str, workers: int, roo
     harm(root)
     with pytest.raises(kind, match=BAD) as caught:
         train(loader(dataset(root), workers))
+    assert type(caught.value) is kind
     error: Any = caught.value
-    assert type(error) is kind and Path(error.key).name == BAD
+    assert Path(error.key).name == BAD
     if kind is RecordError:
         assert error.ordinal == 2 and "JSONDecodeError" in error.reason
 
