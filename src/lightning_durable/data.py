@@ -16,8 +16,11 @@ from durable_core.types import Promise
 class Data:
     """The one training loader of a fit, and the position that a (re)built one starts from."""
 
-    def __init__(self, *, replica: int, replicas: int, seed: int, promise: Promise) -> None:
-        self._replica, self._replicas = replica, replicas
+    def __init__(
+        self, *, replica: int, replicas: int, seed: int, promise: Promise, accumulate: int | None
+    ) -> None:
+        """``accumulate``: batches of an optimizer step; None where that is not one number."""
+        self._replica, self._replicas, self._accumulate = replica, replicas, accumulate or 1
         self._seed, self._promise = seed, promise
         self._start: Mapping[str, Any] | None = None
         self._loader: DurableLoader | None = None
@@ -78,5 +81,6 @@ class Data:
             replica=self._replica,
             replicas=self._replicas,
             seed=None if isinstance(dataloader, DurableLoader) else self._seed,  # it has one of its own
+            accumulate=self._accumulate,
             promise=self._promise,
         )

@@ -14,7 +14,8 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from durable_core.errors import CommitAborted, DurableError, FencedError, TierError, UsageError
-from durable_core.session.run import Loaded, Run
+from durable_core.session.restoring import Loaded
+from durable_core.session.run import Run
 from durable_core.session.saving import Due
 from durable_core.session.status import Status
 from durable_core.session.world import World
@@ -123,13 +124,15 @@ class Fit:
             run = Run.open(options.root, world=world, settings=options.settings, spec=spec, external=external)
         self._run = run
         self._notices = Notices(run, self._trainer)
-        replica, replicas = world.roles.index(world.role), len(world.roles)
-        self._data = Data(replica=replica, replicas=replicas, seed=run.seed, promise=run.promise)
         for warning in run.warnings:
             rank_zero_warn(f"DurableCheckpoint: {warning}")
-        if run.fresh:
+        self._loaded = loaded = None if run.fresh else run.load()
+        self._data = Data(
+            replica=world.roles.index(world.role), replicas=len(world.roles), seed=run.seed,
+            promise=run.promise, accumulate=hooks.accumulation(self._trainer),
+        )  # fmt: skip
+        if loaded is None:
             return
-        self._loaded = loaded = run.load()
         self._data.start_from(loaded.cursor)
         self._step = self._saved = loaded.step
         rank_zero_info(
@@ -148,6 +151,10 @@ class Fit:
             self._held_max_steps, loop.max_steps = loop.max_steps, -1
 
     def _run_started(self) -> None:
+        if self._loaded is not None and not self._restored:
+            was, now = self._loaded.cursor["global_batch"], self.data.loader.global_batch
+            if was != now:  # the optimizer steps have kept their samples
+                hooks.recount_batches(self._trainer, was, now)
         if self._is_to_restore(AFTER_EPOCH):
             self._restore()
 
@@ -177,7 +184,10 @@ class Fit:
             self._step = self._seen
         else:
             strict = self.run.promise is Promise.BITWISE
-            state.restore_random(self._module, loaded.role, strict=strict)
+            if loaded.begins:
+                state.begin_random(self._module, loaded.begins)
+            else:
+                state.restore_random(self._module, loaded.role, strict=strict)
             loaded.state.clear()  # all of it is in the trainer now
         self._restored = True
 

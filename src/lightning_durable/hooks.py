@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 from lightning.pytorch.trainer.states import RunningStage
 
@@ -43,6 +43,7 @@ USED: tuple[tuple[str, str, str], ...] = (
     ("fit_loop.epoch_loop", "advance", "the boundary: everything done, the next batch not taken"),
     ("fit_loop.epoch_loop", "on_run_start", "restore mid-epoch, after the loop has set itself up"),
     ("fit_loop.epoch_loop", "_num_ready_batches_reached", "was the epoch's last batch taken"),
+    ("fit_loop.epoch_loop", "batch_progress", "batches taken, counted in another size after a restart"),
     ("fit_loop.epoch_loop", "_results", "what self.log has accumulated in this epoch"),
     ("fit_loop.epoch_loop", "_batches_that_stepped", "the step that loggers see"),
     ("fit_loop", "_data_source", "the user's loader before Lightning tries to iterate it"),
@@ -273,6 +274,25 @@ def end_restart(trainer: Trainer) -> None:
         loop._loaded_from_state_dict = False
         loop._resuming_from_checkpoint = False
         loop.reset_restart_stage()
+
+
+def accumulation(trainer: Trainer) -> int | None:
+    """Batches of an optimizer step; None where they change by epoch."""
+    by_epoch = any(isinstance(item, GradientAccumulationScheduler) for item in callbacks(trainer))
+    return None if by_epoch else trainer.accumulate_grad_batches
+
+
+def recount_batches(trainer: Trainer, was: int, now: int) -> None:
+    """Batches had ``was`` samples and have ``now``: Lightning's counts of those taken, in the new size.
+
+    After an epoch's last batch it is all of its batches, whatever is left over in the last one.
+    """
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress
+    total, current = progress.total.ready, progress.current.ready
+    here = int(min(-(-current * was // now), trainer.num_training_batches))
+    before = -(-(total - current) * was // now)
+    for counts, value in ((progress.total, before + here), (progress.current, here)):
+        counts.ready = counts.started = counts.processed = counts.completed = value
 
 
 def metrics(trainer: Trainer) -> dict[str, Any]:

@@ -18,6 +18,13 @@ from durable_core.types import Promise
 _RUN_KEY = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
+#: What Lightning keeps of rank 0 alone, DDP broadcasts from it, or only reports. Not the gradients of manual
+#: optimization: a share of the samples would be lost with them.
+FROM_FIRST = (
+    "checkpoint/*", "buffers/*", "results/*", "metrics/*", "torchmetrics/*", "model_checkpoints/*",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Options:
     """``root``: where this run lives, the run key included."""
@@ -69,6 +76,7 @@ class Options:
             on_rpo_breach=on_rpo_breach,
             supply_window=supply_window,
             rpo_steps=policy.rpo_steps if policy is not None else None,
+            from_first=FROM_FIRST,
         )
         base = str(root).rstrip("/")
         if not base:

@@ -107,6 +107,13 @@ def restore_rest(trainer: Trainer, module: LightningModule, state: Tree) -> None
             parameter.grad = gradients[name].to(parameter.device)
 
 
+def begin_random(module: LightningModule, text: str) -> None:
+    """For a replica that the checkpoint does not know: every stream begins from ``text`` and its name."""
+    for name, generator in _generators(module):
+        rng.begin_named(generator, text, name)
+    rng.begin(text)
+
+
 def restore_random(module: LightningModule, role: Tree, *, strict: bool) -> None:
     """Last of all: whatever ran before may have drawn numbers."""
     stored = role["generators"]

@@ -79,7 +79,7 @@ def _start(state: RunState, record: Record) -> RunState:
         head=p["restore_point"],
         draining=None,
         pending_fork=None,
-        lives=state.lives.append(Life(record.generation, record.time)),
+        lives=state.lives.append(Life(record.generation, record.time, members=tuple(p["members"]))),
     )
     fork = state.pending_fork
     if fork is None or fork.launch_id != record.launch_id:

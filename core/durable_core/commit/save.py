@@ -198,11 +198,17 @@ def _put_ledger_index(attempt: Attempt, found: Mapping[str, Receipt]) -> Program
     if len(segments) != len(found):
         raise CommitAborted(f"no ledger of {', '.join(sorted(found.keys() - segments.keys()))}")
     info, name = attempt.info, attempt.name
+    cursor = attempt.request.cursor
+    plain = None if cursor is None else {name: v for name, v in cursor.items() if _is_plain(v)}
     data = ledgers.encode_index(
-        ledgers.LedgerIndex(info.generation, info.c, info.step, info.parent, segments)
+        ledgers.LedgerIndex(info.generation, info.c, info.step, info.parent, segments, plain)
     )
     yield from put_document(name.ledger_index, data)
     return LedgerRef(name.ledger_index, ledgers.index_digest(data))
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _commit(

@@ -113,12 +113,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Life:
-    """One generation: when it ``began``, the step of its planned stop, whether the run ended in it."""
+    """One generation: when it ``began``, its ``members``, the step of its planned stop, whether the run
+    ended in it."""
 
     generation: int
     began: float
     drain_step: int | None = None
     ended: bool = False
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

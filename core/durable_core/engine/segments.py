@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from durable_core.data.cursor import Cursor
@@ -31,7 +31,8 @@ class Segment:
 
 
 def described(segments: Sequence[Segment]) -> list[tuple[Cursor, Plan | None]]:
-    """Cursor and plan to read each segment with: its own, or those of the next one that has them.
+    """Cursor and plan to read each segment with: its own, or those of the next one that has them, but for
+    the size of its batches, where that is known.
 
     Weights given during the run begin after the step that gave them, so the last list of them holds for all.
     """
@@ -40,7 +41,9 @@ def described(segments: Sequence[Segment]) -> list[tuple[Cursor, Plan | None]]:
         if segment.cursor is not None:
             found.append((segment.cursor, segment.plan))
         else:
-            found.append(found[-1] if found else (_after(segments), None))
+            cursor, plan = found[-1] if found else (_after(segments), None)
+            size = cursor.global_batch if segment.global_batch is None else segment.global_batch
+            found.append((replace(cursor, global_batch=size), plan))
     last = found[0][1] if found else None
     given = {} if last is None or "updates" not in last else {"updates": last["updates"]}
     return [(cursor, plan and {**plan, **given}) for cursor, plan in reversed(found)]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from durable_core.session.cadence import Cadence
     from durable_core.session.plain import Drained, DurableSession
-    from durable_core.session.run import Loaded, Run
+    from durable_core.session.restoring import Loaded
+    from durable_core.session.run import Run
     from durable_core.session.settings import Settings
     from durable_core.session.status import Status
     from durable_core.session.world import World
@@ -20,7 +21,7 @@ _HOME = {
     "Cadence": "cadence",
     "Drained": "plain",
     "DurableSession": "plain",
-    "Loaded": "run",
+    "Loaded": "restoring",
     "Run": "run",
     "Settings": "settings",
     "Status": "status",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 from durable_core import events
+from durable_core.engine.parts import shown
 
 #: Share of the time: what is less is not worth a person's.
 WAITED = 0.05
@@ -71,6 +72,12 @@ def sentence_of(event: events.Event) -> str | None:
         return f"source {event.source!r} ran out after {event.draws} draws; the others go on without it"
     if isinstance(event, events.SteppedDown):
         return f"checkpoint {event.c} is damaged ({event.reason}); going back to {event.to}"
+    if isinstance(event, events.RolesChanged):
+        of_first = f"; of {event.was[0]} alone: {shown(event.dropped)}" if event.dropped else ""
+        return (
+            f"checkpoint {event.c} is of {', '.join(event.was)} and goes on with "
+            f"{', '.join(event.now)}{of_first}"
+        )
     if isinstance(event, events.ReplayMismatched):
         return f"the replay differs from what was trained before the failure: {event.reason}"
     if isinstance(event, events.PromiseLowered):

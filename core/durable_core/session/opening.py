@@ -6,7 +6,7 @@ its token twice (FENCE-11).
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from durable_core.clock import Clock
@@ -16,6 +16,7 @@ from durable_core.commit.state import CheckpointInfo, RunState
 from durable_core.engine import heartbeat
 from durable_core.engine.performer import Performer
 from durable_core.errors import RunBusy, RunEnded, RunNotFoundError, UsageError
+from durable_core.session import software
 from durable_core.session.settings import Settings, launch_id, takeover_requested
 from durable_core.spec import Comparison, RunSpec, check_resume, compare
 from durable_core.types import Promise
@@ -114,7 +115,9 @@ class Coordinator:
 
     def _claim(self, warnings: tuple[str, ...], *, takeover: bool) -> Opening:
         claimed = self.performer.run(
-            claim.claim_generation(self.view, launch_id=self.launch, members=self.roles, takeover=takeover)
+            claim.claim_generation(
+                self.view, launch_id=self.launch, members=self.roles, takeover=takeover, choose=self._choose
+            )
         )
         self.view = claimed.view
         self.claimed = claimed
@@ -124,6 +127,17 @@ class Coordinator:
             state.run_id, self.launch, state.generation, state.seed, state.promise, restore, False, warnings,
             _root(state),
         )  # fmt: skip
+
+    def _choose(self, state: RunState) -> claim.Choice:
+        """The newest usable checkpoint; the record says when other roles made it."""
+        choice = claim.choose_restore_point(state)
+        if choice.c is None:
+            return choice
+        saved = saved_by(state, choice.c)
+        if set(saved) == set(self.roles):
+            return choice
+        change = f"saved by {', '.join(saved)}, restored by {', '.join(self.roles)}"
+        return replace(choice, reason=f"{choice.reason}; {change}")
 
     # --- decisions -------------------------------------------------------------------------
 
@@ -192,6 +206,9 @@ class Coordinator:
         run_spec = spec_of(state)
         spec = self.spec.forked_from(run_spec)
         origin = None if external is not None else claim.choose_restore_point(state).c
+        if origin is not None:  # refused now rather than when the fork is in the journal
+            was, now = software.described({}, saved_by(state, origin)), software.described({}, self.roles)
+            software.promised(self.spec.promise, asked=self.settings.asked, was=was, now=now)
         reasons = compare(run_spec, spec).reasons
         self.view = self.performer.run(
             ending.fork(
@@ -226,6 +243,11 @@ def _root(state: RunState) -> str:
     """What the journal calls the root: the tier of the first checkpoint, which is always written there."""
     origin = next((info for info in state.checkpoints.values() if info.was_committed), None)
     return "" if origin is None or not origin.tiers else origin.tiers[0]
+
+
+def saved_by(state: RunState, c: int) -> tuple[str, ...]:
+    """The roles whose state is in checkpoint ``c``: the members of the generation that committed it."""
+    return state.lives[state.checkpoints[c].generation - 1].members
 
 
 def spec_of(state: RunState) -> RunSpec:

@@ -98,6 +98,7 @@ class DurableSession:
         rpo_steps: int | None = None,
         tiers: Tiers | None = None,
         supply_window: int = Settings.supply_window,
+        from_first: tuple[str, ...] = (),
         takeover: bool = False,
         spec: RunSpec | None = None,
         world: World | None = None,
@@ -107,7 +108,9 @@ class DurableSession:
         ``every_n_steps`` counts calls of ``step()``; ``tiers``: where copies are kept beside ``root``.
         ``supply_window``: a warning says of how many steps each the data did not keep up with (0: never).
         ``promise="distribution"`` needs ``accept_distribution``: why the conclusion drawn from the run allows
-        samples to be repeated or skipped. Raises what ``Run.open`` and ``Run.load`` raise, ``PromiseError``
+        samples to be repeated or skipped. Under "exact-order" a restart may have another number of processes;
+        ``from_first``: what of the state may then be the first one's though it differed between them
+        (``("model/bn.running_*",)``). Raises what ``Run.open`` and ``Run.load`` raise, ``PromiseError``
         when the loader cannot keep what is promised, and ``UsageError`` naming an object of ``state`` that
         cannot be saved. Trouble with the storage and whatever else a person should know is told as
         warnings.
@@ -127,6 +130,7 @@ class DurableSession:
             rpo_steps=rpo_steps,
             tiers=tiers or Tiers(),
             supply_window=supply_window,
+            from_first=tuple(from_first),
         )
         world = world or World.torch_distributed()
         loader = loader_of(state)
@@ -166,7 +170,10 @@ class DurableSession:
             self.run.confirm()
             if not self.run.completed:
                 self._prepare()
-            rng.restore(loaded.role["rng"])
+            if loaded.begins:
+                rng.begin(loaded.begins)
+            else:
+                rng.restore(loaded.role["rng"])
         if self._loader is not None:
             self._loader.before_next.append(self._check_pair(self._loader, self._loader.cursor))
         if threading.current_thread() is threading.main_thread():

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from durable_core import events
 from durable_core.clock import Clock
 from durable_core.commit.adopt import Replaced
 from durable_core.commit.journal import EMPTY, View, replay
 from durable_core.commit.request import Deadlines
-from durable_core.engine import restore
+from durable_core.engine import parts, restore
 from durable_core.engine.copies import Source
 from durable_core.engine.performer import Performer
 from durable_core.engine.sealing import Distant, SnapshotSource
@@ -22,7 +23,9 @@ from durable_core.errors import (
     ObjectNotFoundError,
     RestoreError,
     UnknownVersionError,
+    UnsupportedError,
 )
+from durable_core.format.manifest import Manifest
 from durable_core.session.adopting import Adopted, Adopter
 from durable_core.session.opening import Coordinator, Opening, RestorePoint
 from durable_core.session.settings import Settings, restart_reason
@@ -31,6 +34,24 @@ from durable_core.session.stores import Stores
 from durable_core.session.world import World
 from durable_core.state.staging import Staged
 from durable_core.types import Token
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A verified checkpoint. ``state`` and ``role`` are the trees that were saved; ``cursor`` the logical
+    data position that belongs to them (they are restored as a pair), ``metrics`` the last rows before it.
+    ``begins``: empty, or this role is not in the checkpoint: ``role`` is then the first one's, and random
+    streams of its own begin from this text (``state.rng.begin``)."""
+
+    c: int
+    step: int
+    state: Any
+    role: Any
+    cursor: Mapping[str, Any]
+    counters: Mapping[str, Any]
+    metrics: tuple[Mapping[str, Any], ...]
+    digest: str
+    begins: str = ""
 
 
 class Restorer:
@@ -80,6 +101,25 @@ class Restorer:
             )
         return view
 
+    def part(self, found: restore.Restored) -> parts.Part:
+        """What of the checkpoint this role has taken; told when other roles saved it.
+
+        Raises ``UnsupportedError`` when each of those had a position of its own in the data.
+        """
+        manifest, roles = found.manifest, self._world.roles
+        part = self._part_of(manifest)
+        if set(roles) == set(manifest.roles):
+            return part
+        if found.role["position"]:
+            raise UnsupportedError(
+                f"{', '.join(manifest.roles)} each had a position of their own in a stream, which "
+                f"{', '.join(roles)} cannot share out anew",
+                hint="restart with the roles it was saved with; a map-style dataset can be shared out anew",
+            )
+        now = self._clock.now()
+        self._board.emit(events.RolesChanged(now, manifest.c, manifest.roles, roles, part.dropped))
+        return part
+
     def _adopt(self, opening: Opening) -> Adopted | None:
         """What was sealed and not committed when the generation before ended."""
         if not self._stores.keeping.any:
@@ -102,7 +142,14 @@ class Restorer:
         with ExitStack() as stack:
             sources = self._stores.sources(self._in_memory(adopted, stack))
             tier, role = self._performer.tier, self._world.role
-            return restore.read(tier, point.manifest, point.digest, role, sources)
+
+            return restore.read(
+                tier, point.manifest, point.digest, role, sources, whose=lambda m: self._part_of(m).role
+            )
+
+    def _part_of(self, manifest: Manifest) -> parts.Part:
+        world = self._world
+        return parts.part_of(manifest, world.role, world.roles, self._settings.from_first)
 
     def _in_memory(self, adopted: Adopted | None, stack: ExitStack) -> Iterator[Source]:
         if adopted is not None:

@@ -8,7 +8,7 @@ method is called on the training thread, by all writers of the run alike.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from durable_core.errors import (
     UsageError,
 )
 from durable_core.format import codec
+from durable_core.format.manifest import Manifest
+from durable_core.session import software
 from durable_core.session.cadence import Meter
 from durable_core.session.committing import Committer
 from durable_core.session.copying import Copier
@@ -32,11 +34,10 @@ from durable_core.session.curve import Curve
 from durable_core.session.opening import Coordinator, Opening
 from durable_core.session.recovery import Recovery
 from durable_core.session.repairing import damaged, repairing
-from durable_core.session.restoring import Restorer
+from durable_core.session.restoring import Loaded, Restorer
 from durable_core.session.saving import Due, Saver
 from durable_core.session.settings import Settings
 from durable_core.session.snapshots import Snapshots
-from durable_core.session.software import promised
 from durable_core.session.status import Board, Status
 from durable_core.session.stores import open_stores, require_feasible
 from durable_core.session.tiers import open_tier
@@ -46,21 +47,6 @@ from durable_core.spec import RunSpec
 from durable_core.state import fingerprint
 from durable_core.tier.base import Tier
 from durable_core.types import Promise, Token
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A verified checkpoint. ``state`` and ``role`` are the trees that were saved; ``cursor`` the logical
-    data position that belongs to them (they are restored as a pair), ``metrics`` the last rows before it."""
-
-    c: int
-    step: int
-    state: Any
-    role: Any
-    cursor: Mapping[str, Any]
-    counters: Mapping[str, Any]
-    metrics: tuple[Mapping[str, Any], ...]
-    digest: str
 
 
 class Run:
@@ -182,13 +168,15 @@ class Run:
         restore point is journaled as corrupt and a new generation starts from the next candidate, until
         one is whole. Every slice comes from the fastest copy that is whole. Raises ``NoUsableCheckpoint``
         when none is, ``UnknownVersionError`` for one that a newer version wrote, and ``UsageError`` for a
-        fresh run.
+        fresh run. When it was saved by another number of replicas (see ``engine.parts``): ``PromiseError``
+        where bits were insisted on, ``SpecMismatchError`` naming what differed between them, and
+        ``UnsupportedError`` for a stream, whose position belongs to one replica.
         """
         if self._opening.restore is None:
             raise UsageError("nothing to load: this run has no checkpoint yet")
         started = self.clock.monotonic()
         self._opening, found = self._restorer().load(self._opening)
-        self._judge_software(found.manifest.fingerprint)
+        self._judge(found.manifest)
         return self._accept(found, self.clock.monotonic() - started)
 
     def _restorer(self) -> Restorer:
@@ -197,12 +185,14 @@ class Run:
             self.board,
         )  # fmt: skip
 
-    def _judge_software(self, was: Mapping[str, Any]) -> None:
-        """Before anything is overwritten: what can still be promised under the software of now."""
+    def _judge(self, manifest: Manifest) -> None:
+        """Before anything is overwritten: what can still be promised with the software and roles of now."""
+        was = software.described(manifest.fingerprint, manifest.roles)
+        here = software.described(fingerprint.fingerprint(), self.world.roles)
 
         def decide() -> Any:
             asked, why = self.settings.asked, self.settings.accept_distribution
-            held = promised(self.promise, asked=asked, why=why, was=was, now=fingerprint.fingerprint())
+            held = software.promised(self.promise, asked=asked, why=why, was=was, now=here)
             return [held.promise.value, held.reason]
 
         value, reason = self.world.decide(decide)
@@ -212,6 +202,7 @@ class Run:
 
     def _accept(self, found: restore.Restored, seconds: float) -> Loaded:
         manifest = found.manifest
+        part = self._restorer().part(found)
         metrics = tuple(codec.decode(row, key=f"c{manifest.c}") for row in manifest.metrics)
         self._curve.restore(metrics)
         self._loaded = Loaded(
@@ -223,6 +214,7 @@ class Run:
             manifest.counters,
             metrics,
             found.digest,
+            f"role_v1:{self.seed}:{manifest.step}:{self.world.role}" if part.begins else "",
         )
         now = self.clock.now()
         point = self._opening.restore

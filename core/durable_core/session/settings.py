@@ -28,6 +28,8 @@ class Settings:
     ``tiers``: where copies are kept beside the root.
     ``supply_window``: steps over which the supply of data is judged, and told of when it does not keep up; 0:
     never.
+    ``from_first``: shell patterns of names in the state (``model/bn.running_*``): what may differ between the
+    replicas, and is the first one's when a checkpoint is restored by another number of them.
     ``insist``: the promise is kept or the start refused; otherwise changed software lowers it, and
     the journal says so. ``accept_distribution``: why the weakest promise is enough for what is concluded
     from the run; it is refused without.
@@ -49,6 +51,7 @@ class Settings:
     metrics_window: int = 50
     supply_window: int = 200
     tiers: Tiers = field(default_factory=Tiers)
+    from_first: tuple[str, ...] = ()
 
     @property
     def asked(self) -> Promise | None:

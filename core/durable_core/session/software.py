@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from durable_core.errors import PromiseError
@@ -16,6 +16,11 @@ class Promised:
 
     promise: Promise
     reason: str = ""
+
+
+def described(found: Mapping[str, str], roles: Sequence[str]) -> dict[str, str]:
+    """All that bits depend on besides the state: the software and the replicas that add up gradients."""
+    return {**found, "roles": ", ".join(roles)}
 
 
 def promised(

@@ -115,9 +115,15 @@ def check_resume(run: RunSpec, script: RunSpec) -> Comparison:
     comparison = compare(run, script)
     if not comparison.same_run:
         listed = "; ".join(comparison.reasons[name] for name in comparison.refused)
+        numeric = all(rule_of(name) is Rule.NUMERIC for name in comparison.refused)
+        hint = (
+            'put it back, or go on with promise="exact-order": the same samples, sums may round otherwise'
+            if numeric
+            else 'put it back, use another root, or fork on purpose with resume="fork"'
+        )
         raise SpecMismatchError(
             f"the script no longer describes this run: {listed}",
             fields=comparison.refused,
-            hint='put it back, use another root, or fork on purpose with resume="fork"',
+            hint=hint,
         )
     return comparison

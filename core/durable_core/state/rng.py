@@ -6,6 +6,7 @@ States are plain trees of numbers and bytes, never pickled tuples. A stream is k
 
 from __future__ import annotations
 
+import hashlib
 import random
 import struct
 from collections.abc import Callable, Mapping
@@ -58,6 +59,36 @@ def restore(tree: Mapping[str, Any], *, strict: bool = True) -> tuple[str, ...]:
         else:
             torch.cuda.set_rng_state(state, name)
     return absent
+
+
+def begin(text: str) -> None:
+    """Seed every global stream of this process, devices included, each from ``text`` and its own name."""
+    random.seed(_seed(text, "python"))
+    np.random.seed(_seed(text, "numpy") >> 32)
+    torch.default_generator.manual_seed(_seed(text, "torch"))
+    for name in _devices():
+        if name == "mps":
+            torch.mps.manual_seed(_seed(text, name))
+        else:
+            torch.cuda.default_generators[int(name.partition(":")[2])].manual_seed(_seed(text, name))
+
+
+def begin_named(generator: Generator, text: str, name: str) -> None:
+    """Seed one generator in place, from ``text`` and the name that it is held by."""
+    seed = _seed(text, name)
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, random.Random):
+        generator.seed(seed)
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(seed >> 32)
+    else:
+        generator.bit_generator.state = type(generator.bit_generator)(seed).state
+
+
+def _seed(text: str, name: str) -> int:
+    """64 bits; another stream's are as good as independent of them."""
+    return int.from_bytes(hashlib.blake2b(f"{text}/{name}".encode(), digest_size=8).digest(), "big")
 
 
 def is_generator(obj: object) -> bool:
