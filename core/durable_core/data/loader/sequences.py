@@ -51,10 +51,10 @@ def make_sequence(
 ) -> Sequence | None:
     """The sequence of a mixture, a bounded shuffle or packs; None where an order says it all."""
     if is_mixture(dataset):
-        if choice not in _NAMED:
+        if choice not in _NAMED and not isinstance(choice, BlockShuffle):
             raise UnsupportedError(
                 f"each source of a mixture has an order of its own, and that cannot be {choice!r} yet",
-                hint=f"use one of {', '.join(map(repr, _NAMED))}",
+                hint=f"use one of {', '.join(map(repr, _NAMED))}, or a BlockShuffle",
             )
         packs = None if packing is None else partial(_packed, packing)
         mixed: Sequence = dataset.sequence(seed=seed, packing=packs, order=choice)

@@ -22,9 +22,10 @@ from durable_core.data.mixture.policy import Exhaustion, Policy, Schedule, Sourc
 from durable_core.data.mixture.report import SourceReport, report
 from durable_core.data.mixture.sequence import MixedSequence
 from durable_core.data.mixture.tokens import Tokens
-from durable_core.data.order import FULL_PERMUTATION, Ids, make_order
+from durable_core.data.order import BLOCK_PERMUTATION, FULL_PERMUTATION, Ids, make_order
 from durable_core.data.physical.metrics import Metrics, PerProcess
 from durable_core.data.sequence import OrderedSequence, Sequence
+from durable_core.data.shuffle import BlockShuffle
 from durable_core.errors import UnsupportedError, UsageError
 
 Packing = Callable[[Sequence, npt.NDArray[Any]], Sequence]
@@ -181,10 +182,11 @@ class Mixture:
     # --- the sequence ---------------------------------------------------------------------
 
     def sequence(
-        self, *, seed: int, packing: Packing | None = None, order: str = FULL_PERMUTATION
+        self, *, seed: int, packing: Packing | None = None, order: str | BlockShuffle = FULL_PERMUTATION
     ) -> Sequence:
         """What is drawn, under ``seed``; each source in an ``order`` of its own.
 
+        A ``BlockShuffle`` permutes the objects of each source; it needs their ``blocks``.
         ``packing`` packs the rows of each source for the unit "packed", and else the documents of all.
         Raises ``UsageError`` where unit and packing do not fit.
         """
@@ -202,13 +204,13 @@ class Mixture:
             seed=seed,
             tokens=self._tokens() if policy.counts_tokens else None,
         )
-        return mixed if packing is None or inner is not None else packing(mixed, self._needed("lengths"))
+        return mixed if packing is None or inner is not None else packing(mixed, self._all_lengths())
 
     def report(self, state: Mapping[str, Any]) -> dict[str, SourceReport]:
         """Targets and actual counts by source, from a state of the mixture's sequence."""
         return report(self.policy, state)
 
-    def _lane(self, index: int, seed: int, order: str, packing: Packing | None) -> Lane:
+    def _lane(self, index: int, seed: int, order: str | BlockShuffle, packing: Packing | None) -> Lane:
         source, data = self.policy.sources[index], self._datasets[index]
         context: dict[str, Any] = {"dataset_id": source.dataset_id, "source": source.name, "seed": seed}
         if source.replacement and packing is not None:
@@ -218,7 +220,11 @@ class Mixture:
             )
         if source.replacement:
             return UniformLane(source.size, **context)
-        drawn = make_order(order, source.size, **context, blocks=getattr(data, "blocks", None))
+        if isinstance(order, BlockShuffle):
+            blocks = _attribute(source.name, data, "blocks", "records of each object, in order")
+            drawn = make_order(BLOCK_PERMUTATION, source.size, **context, blocks=blocks, window=order.window)
+        else:
+            drawn = make_order(order, source.size, **context)
         if packing is None:
             return OrderLane(drawn)
         return SequenceLane(packing(OrderedSequence(drawn), _attribute(source.name, data, "lengths")))
@@ -229,6 +235,12 @@ class Mixture:
             Tokens(source.name, source.size, _attribute(source.name, data, name))
             for source, data in zip(self.policy.sources, self._datasets, strict=True)
         ]
+
+    def _all_lengths(self) -> npt.NDArray[Any]:
+        """Those kept; ``UnsupportedError`` for the first source without any."""
+        for source, data in zip(self.policy.names, self._datasets, strict=True):
+            _attribute(source, data, "lengths")
+        return self.lengths
 
     def _needed(self, name: str) -> npt.NDArray[Any]:
         pairs = zip(self.policy.names, self._datasets, strict=True)
@@ -244,12 +256,12 @@ class Mixture:
 _PUT_TOGETHER = ("lengths", "loss_lengths", "blocks")
 
 
-def _attribute(source: str, data: Any, name: str) -> Any:
+def _attribute(source: str, data: Any, name: str, meaning: str = "one per record") -> Any:
     value = getattr(data, name, None)
     if value is None:
         raise UnsupportedError(
             f"source {source!r} has no {name}, which this mixture needs to know before it reads",
-            hint=f"give the dataset an attribute `{name}` (integers, one per record)",
+            hint=f"give the dataset an attribute `{name}` (integers, {meaning})",
         )
     if name in ("lengths", "loss_lengths") and np.shape(value) != (len(data),):
         count = " x ".join(map(str, np.shape(value)))
