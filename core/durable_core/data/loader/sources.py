@@ -19,7 +19,7 @@ from durable_core.data.cursor import Layout
 from durable_core.data.ledger import Tag
 from durable_core.data.loader.failures import unwrapped
 from durable_core.data.loader.fetch import Collate, Collation, MapFetcher, Pieces, Ticket
-from durable_core.data.loader.front import Front
+from durable_core.data.loader.front import MapFront
 from durable_core.data.loader.seeding import Seeder
 from durable_core.data.order import Order, spanned_ids, wrapped_ids
 from durable_core.data.packing import Packing
@@ -160,7 +160,7 @@ class MapLoader:
             packing,
         )
         self._loader: DataLoader[Any] = DataLoader(
-            Front(dataset, self._fetcher),
+            MapFront(dataset, self._fetcher),
             sampler=self._feed,  # yields tickets
             batch_size=None,  # a ticket is a whole batch
             collate_fn=_as_it_is,

@@ -18,6 +18,7 @@ from torchdata.stateful_dataloader.incremental_state import (  # type: ignore[im
 from durable_core.data.ledger import Tag
 from durable_core.data.loader.failures import Carrying, Failure, carried, unwrapped
 from durable_core.data.loader.fetch import Collate
+from durable_core.data.loader.front import StreamFront
 from durable_core.data.loader.planned import Share
 from durable_core.data.loader.seeding import Seeder
 from durable_core.data.loader.sources import Reading, is_stateful
@@ -231,7 +232,7 @@ class StreamSource:
     ) -> None:
         self._fetcher = StreamFetcher(dataset, seeds)
         self._loader: StatefulDataLoader[Any] = StatefulDataLoader(
-            Carrying(self._fetcher, start=dict(_START)),
+            StreamFront(dataset, Carrying(self._fetcher, start=dict(_START))),
             batch_size=None if share is None else share.global_batch,
             drop_last=share is not None and share.remainder == "drop",
             collate_fn=StreamCollate(reading.collate_fn, seeds, share),
