@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from cli_runs import Durable
@@ -102,7 +103,9 @@ def test_update_reads_what_changed(durable: Durable, corpus: Path) -> None:
         (["--property", "x"], 2, "NAME=TEXT"),
         (["--format", "avro"], 2, "avro"),
         (["--key", "nothing"], 5, "part-0.jsonl"),
-        (["--lengths"], 2, "does not know"),
+        (["--key", "nothing"], 5, "no column 'nothing'; it has id, tokens"),
+        (["--lengths"], 2, "--tokens COLUMN"),
+        (["--format", "npy:block=128"], 2, "as in npy:128"),
         (["--exhaustion", "wrap"], 2, "wrap"),
         (["--root", "elsewhere"], 2, "outside the dataset's root"),
         (["--tokenizer", "gone.json"], 3, "gone.json"),
@@ -117,6 +120,16 @@ def test_what_build_refuses(
         found.code == code and words in found.document["error"]["message"] + found.document["error"]["hint"]
     )
     assert not Path("m.json").exists()
+
+
+def test_what_is_hardly_meant_is_said(durable: Durable, corpus: Path) -> None:
+    np.save("numbers.npy", np.arange(10))
+    assert "--format npy:BLOCK" in durable("data", "build", "numbers.npy", "-o", "m.json").out
+    blocks = durable("data", "build", "numbers.npy", "-o", "m.json", "--format", "npy:4", "--json")
+    assert not blocks.document["notes"]
+    Path("nothing").mkdir()
+    found = durable("data", "build", "nothing", "-o", "m.json")
+    assert found.code == 3 and "holds no data files" in found.err
 
 
 def test_verify_tells_harms_apart(durable: Durable, corpus: Path) -> None:

@@ -24,7 +24,7 @@ from durable_core.errors import (
     CorruptError,
     DigestMismatchError,
     FormatError,
-    ObjectNotFoundError,
+    NotFoundError,
     RecordError,
     UsageError,
 )
@@ -127,7 +127,7 @@ def test_bad_input_is_named(corpus: Path) -> None:
         build([corpus], schema="x")
     for path in corpus.iterdir():
         path.unlink()
-    with pytest.raises(ObjectNotFoundError):
+    with pytest.raises(NotFoundError, match="holds no data files"):
         build([corpus])
 
 

@@ -189,7 +189,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "a whole number, not 1.5",
     ),
     "change to none": (lambda: pair(weight_schedule=[(5, None)]), "names of the sources, not as None"),
-    "no lengths": (lambda: pair(unit="token"), "source 'a' has no lengths"),
+    "no lengths": (lambda: pair(unit="token"), r"source 'a' has no lengths.*--tokens COLUMN.*load_lengths"),
     "few lengths": (lambda: weighed([1, 2]), "source 'a' has 3 records and 2 lengths"),
     "negative length": (lambda: weighed([1, -2, 1]), "record 1 of source 'a' has length -2"),
     "no tokens": (lambda: weighed([0, 0, 0]), "no record of source 'a' has a token"),
@@ -289,3 +289,8 @@ def test_draws_weighed_by_tokens_are_in_no_declared_ratio() -> None:
     view = weighed([1, 2, 3])
     with pytest.raises(UnsupportedError, match="check_debts"):
         check_draws(view.policy, np.zeros(1000, dtype=np.int64))
+
+
+def test_a_weight_schedule_may_be_a_mapping() -> None:
+    listed, mapped = [(2, {"a": 1, "b": 0})], {2: {"a": 1, "b": 0}}
+    assert pair(weight_schedule=mapped).dataset_id == pair(weight_schedule=listed).dataset_id

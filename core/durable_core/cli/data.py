@@ -55,7 +55,7 @@ def _described(body: Any) -> Any:
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("-o", "--output", required=True, metavar="FILE", help="The manifest.")
 @click.option("--root", help="What names are relative to. Default: the nearest directory above all sources.")
-@click.option("--format", "form", help="As jsonl+zstd or text:lines. Default: what the names say.")
+@click.option("--format", "form", help="See above. Default: what the names say.")
 @click.option("--key", metavar="COLUMN", help="Names a record; checked to be unique. Default: its position.")
 @click.option("--lengths", is_flag=True, help="Keep the tokens of each record, as the format knows them.")
 @click.option("--tokens", metavar="COLUMN", help="Keep the lengths of this column.")
@@ -87,6 +87,19 @@ def build(
     SOURCE is a file, a directory or a URL (s3://). Of directories the objects of the dataset's format are
     taken. Every object is read and digested; the id of the dataset is the digest of all that the manifest
     says. Beside it lie the lengths, if they are wanted, and stamps for --update.
+
+    \b
+    FORMAT and what a record is:
+      parquet, arrow         a row
+      jsonl                  a line
+      text, text:lines, text:paragraphs
+                             a file, a line, a paragraph
+      blob                   a file, as bytes
+      npy, npy:128           a row, or 128 numbers
+      bin:uint16:2048        2048 numbers of this type
+      safetensors[:2048]     a row of each tensor, or 2048 numbers
+      megatron, tar, mds     a sequence, a sample, a record
+    +gzip and +zstd after jsonl, text and blob; +zstd after mds.
     """
     from durable_core.data import manifest as manifests
 
@@ -238,6 +251,7 @@ def _built(built: Built, output: str) -> Answer:
         "left_out": list(built.left_out),
         "twins": [list(pair) for pair in built.twins],
         "empty": list(built.empty),
+        "notes": list(built.notes),
     }
     human: list[Table | str] = [manifest.dataset_id]
     human.append(
@@ -245,6 +259,7 @@ def _built(built: Built, output: str) -> Answer:
         f"{built.read} read, {built.reused} as they were"
     )
     human.append(f"names are relative to {built.root}")
+    human.extend(f"note: {note}" for note in built.notes)
     human.extend(_some("left out", built.left_out))
     human.extend(_some("without a record", built.empty))
     human.extend(_some("with the content of another", [f"{one} ({two})" for one, two in built.twins]))

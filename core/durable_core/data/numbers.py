@@ -7,6 +7,12 @@ from typing import Any
 
 from durable_core.errors import UsageError
 
+LENGTHS_WANTED = (
+    "build the manifest with `durable data build --tokens COLUMN` (or --lengths where the format knows them) "
+    "and pass lengths=load_lengths(path), or give the dataset an int64 attribute `lengths`, one a record"
+)
+"""The way out where lengths are missing."""
+
 
 def whole(name: str, value: Any, least: int | None = None) -> int:
     """``value`` as an ``int``, which JSON can hold.

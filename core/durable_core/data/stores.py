@@ -162,7 +162,13 @@ _SYSTEMS: dict[tuple[int, str, str], Any] = {}
 
 
 def _connected(scheme: str, options: Mapping[str, Any]) -> Any:
-    import fsspec
+    try:
+        import fsspec
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"{scheme}:// is read with {error.name}, which is not installed",
+            hint=f"pip install 'durable-training[{'s3' if scheme == 's3' else 'data'}]'",
+        ) from error
 
     key = (os.getpid(), scheme, repr(options))
     if key not in _SYSTEMS:

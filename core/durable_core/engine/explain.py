@@ -88,7 +88,11 @@ def _find(sample: str, cursor: Cursor | None, plan: Plan | None) -> tuple[str | 
     places = {} if plan is None else places_of(plan)
     name, _, text = sample.rpartition(":")
     if not text.isascii() or not text.isdigit():
-        raise NotFoundError(f"{sample!r} is no sample id", hint="a number, or source:number in a mixture")
+        raise NotFoundError(
+            f"{sample!r} is no sample id",
+            hint="an id is the place of a record in the dataset, from 0; in a mixture source:number. Keys of "
+            "records (`durable data build --key`) are checked when a manifest is built, and not kept",
+        )
     number = int(text)
     if not places:
         _check(number, None if cursor is None else cursor.size, name)

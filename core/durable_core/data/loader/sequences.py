@@ -8,6 +8,7 @@ from typing import Any
 
 from durable_core.data.cursor import length
 from durable_core.data.mixture.nested import check_none_inside, is_mixture
+from durable_core.data.numbers import LENGTHS_WANTED
 from durable_core.data.order import (
     BLOCK_PERMUTATION,
     FULL_PERMUTATION,
@@ -121,8 +122,7 @@ def _lengths(dataset: Any) -> Any:
         raise UnsupportedError(
             f"packing is planned from the number of tokens in each record, and {type(dataset).__name__} has "
             "no `lengths`",
-            hint="build its manifest with `durable data build --lengths`, or give the dataset an attribute "
-            "`lengths` (integers, one a record)",
+            hint=LENGTHS_WANTED,
         )
     if length(lengths) != _size(dataset):
         raise UsageError(f"there are {length(lengths)} lengths, and the dataset has {_size(dataset)} records")

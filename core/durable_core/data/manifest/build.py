@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,8 @@ class Built:
     ``lengths``: uint32 [records]. ``stats``: what each object's store said, so that a later build need not
     read it again. ``read`` and ``reused`` objects; ``left_out``: files of the directories given that are no
     objects of this format; ``twins``: objects with the content of another, (name, first name): allowed, and
-    records of both count; ``empty``: objects without a record, allowed beside others.
+    records of both count; ``empty``: objects without a record, allowed beside others. ``notes``: what is
+    as it was asked for, and hardly meant.
     """
 
     manifest: DatasetManifest
@@ -93,7 +94,8 @@ class Built:
     reused: int = 0
     left_out: tuple[str, ...] = ()
     twins: tuple[tuple[str, str], ...] = ()
-    empty: tuple[str, ...] = field(default=())
+    empty: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def build(
@@ -239,7 +241,8 @@ def _lengths(index: ObjectIndex, name: str) -> LengthArray:
     if index.lengths is None:
         raise UsageError(
             f"{name}: its format does not know how many tokens a record has",
-            hint="name the column of tokens, or give `measure`",
+            hint="name the column of tokens (--tokens COLUMN), give numbers a block (--format npy:BLOCK), or "
+            "call manifest.build(measure=) in Python",
         )
     values = np.asarray(index.lengths, dtype=np.int64)
     wrong = np.flatnonzero((values < 0) | (values > _LONGEST))
@@ -319,7 +322,14 @@ def _merged(
         left_out=found.left_out,
         twins=tuple((name, other) for name, other in twins if name != other),
         empty=tuple(each.name for each in facts if not each.records and each.name not in companions),
+        notes=_notes(about),
     )
+
+
+def _notes(about: Description) -> tuple[str, ...]:
+    if about.format == "npy" and (about.schema or "").endswith("[]"):
+        return ("each number is a record of its own: --format npy:BLOCK makes records of BLOCK numbers",)
+    return ()
 
 
 def _joined(facts: Sequence[Facts]) -> LengthArray:

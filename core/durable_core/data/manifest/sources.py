@@ -11,7 +11,7 @@ from pathlib import Path
 from durable_core.data.files import Location, check_name
 from durable_core.data.manifest.store import LENGTHS, STATS
 from durable_core.data.readers import companion_of, detect, parse
-from durable_core.errors import FormatError, ObjectNotFoundError, UsageError
+from durable_core.errors import FormatError, NotFoundError, ObjectNotFoundError, UsageError
 
 Opener = Callable[[str], Location]
 
@@ -53,7 +53,7 @@ def gather(
     Of a directory are left out hidden files (``.name``), and manifests with what lies beside them. Without a
     ``root`` it is the directory given, or the nearest one above all that is given. Raises ``UsageError`` for
     what is outside the root, for symbolic links below it, for names of several formats or of none;
-    ``ObjectNotFoundError``.
+    ``ObjectNotFoundError``, and ``NotFoundError`` for a directory without any.
     """
     found = [_look(each, root, opener) for each in sources]
     if not found:
@@ -135,9 +135,10 @@ def _relative(text: str, base: str) -> str:
 
 
 def _below(name: str, location: Location) -> list[str]:
+    """The objects at ``location``, which is called ``name``. Raises ``NotFoundError`` for none."""
     names = location.names()
     if not names:
-        raise ObjectNotFoundError(name or ".", location.url)
+        raise NotFoundError(f"{location.url} holds no data files")
     return [f"{name}/{each}" if name else each for each in names]
 
 

@@ -22,6 +22,7 @@ from durable_core.data.mixture.policy import Exhaustion, Policy, Schedule, Sourc
 from durable_core.data.mixture.report import SourceReport, report
 from durable_core.data.mixture.sequence import MixedSequence
 from durable_core.data.mixture.tokens import Tokens
+from durable_core.data.numbers import LENGTHS_WANTED
 from durable_core.data.order import BLOCK_PERMUTATION, FULL_PERMUTATION, Ids, make_order
 from durable_core.data.physical.metrics import Metrics, PerProcess
 from durable_core.data.sequence import OrderedSequence, Sequence
@@ -36,6 +37,9 @@ UNVERIFIED = "unverified:"
 
 class Mixture:
     """Several datasets drawn in declared ratios, as one map-style dataset and the sequence that reads it.
+
+    Iterated by a plain DataLoader it is only the concatenation, every record once: give it to
+    ``DurableLoader`` (or to a Trainer with ``DurableCheckpoint``, which does).
 
     Record j of source i is record ``bases[i] + j`` of the mixture. Sources need ``__len__`` and
     ``__getitem__``; ``dataset_id``, ``lengths``, ``loss_lengths``, ``blocks`` and ``prefetch`` are passed on.
@@ -54,8 +58,9 @@ class Mixture:
             ``ExhaustedError``.
         replacement: True, or by name: draw records of that source independently, for ever.
         loss_weights: by name (1.0 for the others): put into each sample as ``loss_weight``. Draws nothing.
-        weight_schedule: (global batch since the run began, weights) from which on other weights hold; debt is
-            carried over. Documents packed across sources are taken by the 256: those in hand come first.
+        weight_schedule: (global batch since the run began, weights) from which on other weights hold, as
+            pairs or a mapping; debt is carried over. Documents packed across sources are taken by the 256:
+            those in hand come first.
         window: draws over which deviations are measured.
         epoch_size: samples of an epoch of the mixture; None: "repeat" never ends.
         dataset_id: instead of the digest of the sources' ids and the policy.
@@ -74,7 +79,7 @@ class Mixture:
         exhaustion: Exhaustion = "repeat",
         replacement: bool | Mapping[str, bool] = False,
         loss_weights: Mapping[str, float] | None = None,
-        weight_schedule: Iterable[tuple[int, Mapping[str, Weight]]] = (),
+        weight_schedule: Iterable[tuple[int, Mapping[str, Weight]]] | Mapping[int, Mapping[str, Weight]] = (),
         window: int = 1000,
         epoch_size: int | None = None,
         dataset_id: str | None = None,
@@ -256,12 +261,14 @@ class Mixture:
 _PUT_TOGETHER = ("lengths", "loss_lengths", "blocks")
 
 
-def _attribute(source: str, data: Any, name: str, meaning: str = "one per record") -> Any:
+def _attribute(source: str, data: Any, name: str, meaning: str = "one a record") -> Any:
     value = getattr(data, name, None)
     if value is None:
         raise UnsupportedError(
             f"source {source!r} has no {name}, which this mixture needs to know before it reads",
-            hint=f"give the dataset an attribute `{name}` (integers, {meaning})",
+            hint=LENGTHS_WANTED
+            if name == "lengths"
+            else f"give the dataset an int64 attribute `{name}`, {meaning}",
         )
     if name in ("lengths", "loss_lengths") and np.shape(value) != (len(data),):
         count = " x ".join(map(str, np.shape(value)))
@@ -285,9 +292,10 @@ def _named(sources: Any) -> tuple[str, ...]:
 
 
 def _listed(schedule: Any) -> Iterable[tuple[Any, Any]]:
-    """Entries of a weight schedule, each in two parts."""
+    """Entries of a weight schedule, each in two parts; in a mapping, by the batch they begin with."""
     try:
-        return [(at, weights) for at, weights in schedule]
+        pairs = schedule.items() if isinstance(schedule, Mapping) else schedule
+        return [(at, weights) for at, weights in pairs]
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"weight_schedule is {schedule!r:.80}, not pairs of a global batch and the weights from it on"

@@ -39,7 +39,7 @@ class Packing:
         pad_id: the token that fills a row up.
         eos_id: appended to each document, and counted in its length here; None: nothing.
         ignore_index: the label that no loss is computed for.
-        labels: whether rows have "labels".
+        labels: whether rows have "labels": the tokens themselves, not shifted (the model shifts).
         loss_weight: whether rows have "loss_weight".
 
     Raises:

@@ -53,8 +53,9 @@ def assemble(packing: Packing, pieces: Iterable[Piece]) -> Row:
     """One row of ``packing.length`` tokens from the pieces of a pack.
 
     "input_ids", "position_ids" int64 [length]; "document_ids" int64 [length], the ordinal of the piece in
-    the row, -1 at padding; "labels" int64 [length] (if ``packing.labels``); "loss_mask" bool [length], true
-    where the label counts; "loss_weight" float32 [length] (if ``packing.loss_weight``), 0 at padding.
+    the row, -1 at padding; "labels" int64 [length] (if ``packing.labels``), not shifted, as the model shifts
+    them; "loss_mask" bool [length], true where the label counts; "loss_weight" float32 [length] (if
+    ``packing.loss_weight``), 0 at padding.
 
     Raises ``FormatError`` naming the record when it is not as planned, or its arrays are not of one length.
     """

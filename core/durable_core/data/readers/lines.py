@@ -103,7 +103,16 @@ class _Picked:
 
     def __call__(self, data: bytes) -> Record:
         value = json.loads(data)
-        return {column: value[column] for column in self._columns}
+        return {column: _column(value, column) for column in self._columns}
+
+
+def _column(value: Any, column: str) -> Any:
+    """Raises ``ValueError`` that says what there is."""
+    if not isinstance(value, dict):
+        raise ValueError(f"no column {column!r}; it is a {type(value).__name__}")
+    if column not in value:
+        raise ValueError(f"no column {column!r}; it has {', '.join(value)}")
+    return value[column]
 
 
 # --- where records begin -----------------------------------------------------------------------
@@ -184,9 +193,9 @@ class _Facts:
         try:
             value = json.loads(line)
             if self._tokens:
-                self._lengths.append(tokens_in(value[self._tokens]))
+                self._lengths.append(tokens_in(_column(value, self._tokens)))
             if self._key:
-                self._keys.append(str(value[self._key]))
+                self._keys.append(str(_column(value, self._key)))
         except DECODE_ERRORS as error:
             raise RecordError(self._name, ordinal, f"{type(error).__name__}: {error}") from error
 

@@ -37,6 +37,13 @@ from durable_core.data.readers.base import File, Held, ObjectIndex, ObjectReader
 from durable_core.errors import FormatError, UnsupportedError, UsageError
 
 COMPRESSIONS = ("gzip", "zstd")
+EXAMPLES = {
+    "npy": "npy:128",
+    "bin": "bin:uint16:2048",
+    "safetensors": "safetensors:2048",
+    "text": "text:lines",
+}
+"""Of arguments, where a format takes any."""
 _ENDINGS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _SUFFIXES = {
     ".parquet": "parquet",
@@ -67,7 +74,9 @@ class Format:
             return None
         text = self.arguments[position]
         if not text.isdecimal() or int(text) < 1:
-            raise UsageError(f"{self.kind}: {text!r} is no number of elements")
+            raise UsageError(
+                f"{self.kind}: {text!r} is no number of elements", hint=f"as in {EXAMPLES[self.kind]}"
+            )
         return int(text)
 
 
@@ -153,7 +162,8 @@ def parse(format: str) -> Format:
             f"{kind} under {compression} has no random access and is not read", hint="store it uncompressed"
         )
     if len(arguments) > most:
-        raise UsageError(f"{format!r}: {kind} takes at most {most} arguments")
+        shown = f"as in {EXAMPLES[kind]}" if kind in EXAMPLES else ""
+        raise UsageError(f"{format!r}: {kind} takes at most {most} arguments", hint=shown)
     return Format(kind, compression, tuple(arguments))
 
 
