@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from durable_core.data.order import MAX_SIZE
 from durable_core.data.order.blocks import MAX_RUNS
-from durable_core.data.order.buffered import BUFFERED, MAX_BUFFER, BufferedSequence
+from durable_core.data.order.buffered import BUFFERED, MAX_STATE, BufferedSequence
 from durable_core.data.sequence import State
 from durable_core.errors import FormatError, SpecMismatchError, UnsupportedError, UsageError
 
@@ -176,7 +176,6 @@ def test_too_many_objects_to_say_are_asked_for() -> None:
 def test_nonsense_is_refused() -> None:
     for call in (
         lambda: made(buffer=0),
-        lambda: made(buffer=MAX_BUFFER + 1),
         lambda: made([0, 0]),
         lambda: made([3, -1]),
         lambda: made([1.5]),
@@ -188,3 +187,19 @@ def test_nonsense_is_refused() -> None:
     sequence = made()
     with pytest.raises(FormatError, match="3 ids in the buffer at position 4"):
         sequence.take({"epoch": 0, "position": 4, "buffer": [1, 2, 3]}, 2)
+
+
+@pytest.mark.parametrize("size", [10**6, 10**6 + 1, 10**12])
+def test_what_a_checkpoint_would_hold_is_bounded(size: int) -> None:
+    """To the byte: the least that is refused would be more than the bound as JSON."""
+    digits = len(str(size - 1))
+    most = MAX_STATE // (digits + 1)
+    BufferedSequence([size], buffer=most, dataset_id="data", seed=1)
+    with pytest.raises(UsageError, match=f"use {most} or fewer"):
+        BufferedSequence([size], buffer=most + 1, dataset_id="data", seed=1)
+    full = json.dumps({"buffer": [size - 1] * most}, separators=(",", ":"))
+    assert MAX_STATE - digits < len(full) - len('{"buffer":[]}') + 1 <= MAX_STATE
+
+
+def test_a_buffer_larger_than_a_small_dataset_is_no_larger_state() -> None:
+    BufferedSequence([1000], buffer=1 << 30, dataset_id="data", seed=1)

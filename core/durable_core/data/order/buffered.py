@@ -30,7 +30,7 @@ from durable_core.data.sequence import Batch, State
 from durable_core.errors import FormatError, UsageError
 
 BUFFERED = "buffered_v1"
-MAX_BUFFER = 1 << 20  # its ids are part of every checkpoint
+MAX_STATE = 1 << 20  # bytes: the ids in the buffer are part of every checkpoint, as JSON
 
 _HALF = np.uint64(32)
 
@@ -41,6 +41,8 @@ class BufferedSequence:
     Args:
         blocks: records of each object, int64 [objects]; ids count through the objects in this order.
         buffer: B, the ids held; one that holds the whole epoch is full after reading all of it.
+
+    Raises ``UsageError`` for a buffer whose ids would take more than ``MAX_STATE`` in each checkpoint.
     """
 
     carries = False
@@ -48,9 +50,10 @@ class BufferedSequence:
     def __init__(
         self, blocks: Sizes | Blocks, *, buffer: int, dataset_id: str, seed: int, source: str = ""
     ) -> None:
-        if not 1 <= buffer <= MAX_BUFFER:
-            raise UsageError(f"a shuffle buffer holds 1 to {MAX_BUFFER} ids, not {buffer}")
+        if buffer < 1:
+            raise UsageError(f"a shuffle buffer holds 1 id or more, not {buffer}")
         self.blocks = blocks if isinstance(blocks, Blocks) else Blocks(blocks)
+        _check_state(buffer, self.blocks.size)
         self.buffer = buffer
         self.size = self.blocks.size
         self.name = f"{BUFFERED}:{buffer}:{self.blocks.digest}"
@@ -122,3 +125,13 @@ class BufferedSequence:
         object_of = objects[which]
         ids: Ids = self.blocks.begins[object_of] + places - (ends[which] - self.blocks.counts[object_of])
         return ids
+
+
+def _check_state(buffer: int, size: int) -> None:
+    each = len(str(size - 1)) + 1  # its digits, and a comma
+    held = min(buffer, size)
+    if held * each > MAX_STATE:
+        raise UsageError(
+            f"a shuffle buffer of {held} ids would be {held * each} bytes of each checkpoint",
+            hint=f"use {MAX_STATE // each} or fewer here, or BlockShuffle, which mixes more and has no state",
+        )
