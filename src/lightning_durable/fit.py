@@ -22,6 +22,7 @@ from durable_core.session.world import World
 from durable_core.types import Promise
 from lightning_durable import buckets, guard, hooks, state
 from lightning_durable.data import Data
+from lightning_durable.evaluating import Evaluations
 from lightning_durable.exits import FencedExit
 from lightning_durable.leaving import Leaving
 from lightning_durable.notices import Notices
@@ -50,6 +51,7 @@ class Fit:
         self._run: Run | None = None
         self._loaded: Loaded | None = None
         self._data: Data | None = None
+        self._evaluations = Evaluations(self._world)
         self._notices: Notices | None = None
         self._restored = False
         self._unprepared = True
@@ -66,6 +68,7 @@ class Fit:
             hooks.Moments(
                 resume=self._resume,
                 prepare_loader=self._prepare_loader,
+                prepare_evaluation=self._evaluations.prepare,
                 before_run=self._before_run,
                 run_started=self._run_started,
                 epoch_entered=self._epoch_entered,
@@ -142,7 +145,14 @@ class Fit:
     def _prepare_loader(self, dataloader: object) -> object:
         if self._run is None:  # a module's setup hook reads estimated_stepping_batches
             self._open(None)
-        return self.data.prepare(dataloader, reloading=self._restored)
+        self._evaluations.check(dataloader)
+        prepared = self.data.prepare(dataloader, reloading=self._restored)
+        if self.data.loader.endless and hooks.ends_by_epochs_alone(self._trainer):
+            rank_zero_warn(
+                "DurableCheckpoint: max_epochs never comes, for this data has no end: give the Trainer "
+                "max_steps, or the mixture epoch_size"
+            )
+        return prepared
 
     def _before_run(self) -> None:
         """A run that ended at ``max_steps`` has its end hooks to pass; the loop must not skip itself."""
@@ -382,6 +392,7 @@ class Fit:
         self._guard.remove()
         if self._data is not None:
             self._data.close()
+        self._evaluations.close()
         if self._run is not None:
             self._run.close(self._close_s)
         self._leaving.remove()

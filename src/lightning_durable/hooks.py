@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import lightning
 import torch
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, Timer
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch.utils._pytree import tree_map_only
 
 from durable_core.data.loader import DurableLoader
 from durable_core.errors import UnsupportedError
@@ -47,6 +49,7 @@ USED: tuple[tuple[str, str, str], ...] = (
     ("fit_loop.epoch_loop", "_results", "what self.log has accumulated in this epoch"),
     ("fit_loop.epoch_loop", "_batches_that_stepped", "the step that loggers see"),
     ("fit_loop", "_data_source", "the user's loader before Lightning tries to iterate it"),
+    ("fit_loop.epoch_loop.val_loop", "_data_source", "same, of what is validated with"),
     ("_data_connector", "_prepare_dataloader", "the user's loader before a DistributedSampler is put in"),
     ("_checkpoint_connector", "resume_start", "give Lightning our state in place of a file"),
     ("_checkpoint_connector", "_loaded_checkpoint", "same"),
@@ -90,6 +93,7 @@ class Moments:
 
     resume: Callable[[Any], dict[str, Any] | None]
     prepare_loader: Callable[[object], object]
+    prepare_evaluation: Callable[[DurableLoader], object]
     before_run: Callable[[], None]
     run_started: Callable[[], None]
     epoch_entered: Callable[[], None]
@@ -122,6 +126,7 @@ class Patches:
         self._before(fit_loop, "on_advance_end", moments.epoch_batches_done)
         self._before(fit_loop, "on_run_end", moments.before_run_end)
         self._loaders(trainer, moments.prepare_loader)
+        self._sourced(epoch_loop.val_loop._data_source, moments.prepare_evaluation)
         self._resume(trainer, moments.resume)
 
     def remove(self) -> None:
@@ -155,22 +160,32 @@ class Patches:
         self._set(owner, name, wrapper)
 
     def _loaders(self, trainer: Trainer, prepare: Callable[[object], object]) -> None:
-        source: Any = trainer.fit_loop._data_source
-        request = source.dataloader
         connector: Any = trainer._data_connector
         original = connector._prepare_dataloader
-
-        def requested() -> object:
-            found = request()
-            return _Unopened(found) if isinstance(found, DurableLoader) else found
 
         def prepared(dataloader: object, shuffle: bool, mode: RunningStage) -> object:
             if mode == RunningStage.TRAINING:
                 return prepare(dataloader.loader if isinstance(dataloader, _Unopened) else dataloader)
             return original(dataloader, shuffle=shuffle, mode=mode)
 
-        self._set(source, "dataloader", requested)
+        self._sourced(trainer.fit_loop._data_source, _Unopened)
         self._set(connector, "_prepare_dataloader", prepared)
+
+    def _sourced(self, source: Any, wrapped: Callable[[DurableLoader], object]) -> None:
+        """The user's loaders, alone or in a collection, with every ``DurableLoader`` wrapped."""
+        request = source.dataloader
+
+        def requested() -> object:
+            found = request()
+            if isinstance(found, CombinedLoader):
+                found.flattened = [wrap(each) for each in found.flattened]
+                return found
+            return tree_map_only(DurableLoader, wrapped, found)
+
+        def wrap(each: object) -> object:
+            return wrapped(each) if isinstance(each, DurableLoader) else each
+
+        self._set(source, "dataloader", requested)
 
     def _resume(self, trainer: Trainer, resume: Callable[[Any], dict[str, Any] | None]) -> None:
         connector: Any = trainer._checkpoint_connector
@@ -253,6 +268,15 @@ def limits(trainer: Trainer) -> dict[str, int | None]:
         "max_steps": None if steps == -1 else steps,
         "max_epochs": None if epochs in (-1, None) else epochs,
     }
+
+
+def ends_by_epochs_alone(trainer: Trainer) -> bool:
+    """Nothing but the number of epochs was given to end the fit by, and an epoch is all of the data."""
+    given = limits(trainer)
+    by_time = any(isinstance(item, Timer) for item in callbacks(trainer))
+    if by_time or isinstance(trainer.limit_train_batches, int):
+        return False
+    return given["max_steps"] is None and given["max_epochs"] is not None
 
 
 def end_restart(trainer: Trainer) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from durable_core.data.ledger import Ledger
 from durable_core.data.loader.plan import Plan
+from durable_core.data.loader.sequences import endless
 from durable_core.data.loader.settings import Settings
 from durable_core.data.physical.metrics import Metrics
 from durable_core.data.physical.supply import Need, Verdict, judge
@@ -111,6 +112,11 @@ class Answers:
     def streaming(self) -> bool:
         """Whether the dataset is iterable rather than map-style."""
         return self._settings.streaming
+
+    @property
+    def endless(self) -> bool:
+        """Whether an epoch is known to have no end (of a mixture that begins its sources again for ever)."""
+        return self._plan.sequence is not None and endless(self._plan.sequence)
 
     @property
     def drop_last(self) -> bool:

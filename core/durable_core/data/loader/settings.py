@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from durable_core.data.cursor import REMAINDERS, Remainder
 from durable_core.data.loader.fetch import has_getitems
@@ -106,6 +106,11 @@ def promised(value: Promise | str) -> Promise:
 
 
 def _check_dataset(dataset: Any) -> None:
+    if isinstance(dataset, DataLoader) or hasattr(dataset, "acknowledge"):
+        raise UsageError(
+            f"a {type(dataset).__name__} is a loader, and not the dataset of one",
+            hint="DurableLoader.from_dataloader(loader) makes a DataLoader durable; a DurableLoader is so",
+        )
     if isinstance(dataset, IterableDataset):
         return
     if not hasattr(dataset, "__getitem__"):
