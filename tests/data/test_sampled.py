@@ -170,3 +170,9 @@ def test_a_state_that_was_not_recorded_is_missed_at_the_beginning_of_an_epoch_to
     again.load_state_dict({**loader.state_dict(), "source": {"workers": None, "state": None}})
     with pytest.raises(SpecMismatchError, match="no state was recorded"):
         train(again)
+
+
+def test_the_state_after_the_last_batch_is_that_at_the_samplers_end() -> None:
+    loader = make(Generating(10), drop_last=True)
+    assert len(train(loader)) == 2
+    assert loader.state_dict()["source"]["state"]["order"] == []  # two were left, and dropped
