@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 from data_samples import Plain, listed
 from torch.utils.data import DataLoader
@@ -124,3 +126,18 @@ def test_batches_may_run_on_over_the_end_of_an_epoch(batched: bool) -> None:
 def test_a_sampler_cannot_mask() -> None:
     with pytest.raises(UsageError, match="padding"):
         DurableSampler(10, remainder="pad")
+
+
+def test_what_makes_no_sense_is_named_and_numbers_of_numpy_are_numbers() -> None:
+    sampler = DurableSampler(np.int64(20), batch_size=np.int64(4), seed=np.int64(3), replicas=np.int64(2))
+    plain = DurableSampler(20, batch_size=4, seed=3, replicas=2)
+    assert list(sampler) == list(plain) and json.dumps(sampler.state_dict()) == json.dumps(plain.state_dict())
+    for name, value in (("batch_size", 4.0), ("seed", "3"), ("replica", None), ("replicas", True)):
+        with pytest.raises(UsageError, match=f"{name} must be a whole number"):
+            DurableSampler(20, **{name: value})
+    for data in (20.0, "", None):
+        with pytest.raises(UsageError):
+            DurableSampler(data)
+    for state in (None, [1], {**plain.state_dict(), "within": "1"}):
+        with pytest.raises(FormatError):
+            DurableSampler(20, batch_size=4, replicas=2).load_state_dict(state)

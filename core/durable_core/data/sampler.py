@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from durable_core.data.cursor import Cursor, Layout, Remainder, identity
+from durable_core.data.numbers import whole
 from durable_core.data.order import FULL_PERMUTATION, SEQUENTIAL, make_order, spanned_ids
 from durable_core.errors import FormatError, UsageError
 
@@ -41,7 +42,10 @@ class DurableSampler:
         remainder: Remainder = "short",
         dataset_id: str | None = None,
     ) -> None:
-        size = data if isinstance(data, int) else len(data)
+        counted = not hasattr(data, "__len__")
+        size = whole("data", data, 1) if counted else len(data)
+        batch_size, seed = whole("batch_size", batch_size, 1), whole("seed", seed)
+        replica, replicas = whole("replica", replica), whole("replicas", replicas)
         if not 0 <= replica < replicas:
             raise UsageError(f"replica {replica} is not in [0, {replicas})")
         if remainder == "pad":
@@ -49,7 +53,7 @@ class DurableSampler:
         self._layout = Layout(size, batch_size * replicas, remainder)
         self._layout.check_shares(replicas)
         name = FULL_PERMUTATION if shuffle else SEQUENTIAL
-        dataset_id = identity(range(size) if isinstance(data, int) else data, dataset_id)[0]
+        dataset_id = identity(range(size) if counted else data, dataset_id)[0]
         self._cursor = Cursor(dataset_id, name, seed, 0, 0, size, batch_size * replicas, remainder)
         self._order = make_order(name, size, dataset_id=dataset_id, seed=seed)
         self._replica, self._replicas = replica, replicas
@@ -93,6 +97,8 @@ class DurableSampler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there at the next ``iter()``. Raises ``SpecMismatchError`` when the data differs."""
+        if not isinstance(state, Mapping):
+            raise FormatError("cursor", f"a sampler's state is a mapping, not {state!r:.80}")
         fields = dict(state)
         within = fields.pop("within", 0)
         cursor = Cursor.from_dict(fields)
@@ -102,6 +108,8 @@ class DurableSampler:
             self._order = make_order(
                 cursor.order, self._layout.size, dataset_id=cursor.dataset_id, seed=cursor.seed
             )
+        if type(within) is not int:
+            raise FormatError("cursor", f"within is {within!r:.80}")
         if cursor.batch >= self._layout.batches_in(cursor.epoch) or not 0 <= within <= self.batch_size:
             raise FormatError("cursor", f"batch {cursor.batch}, {within} ids into it, is outside the epoch")
         self._epoch, self._batch, self._within = cursor.epoch, cursor.batch, within

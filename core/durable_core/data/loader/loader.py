@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -12,14 +11,15 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from durable_core.clock import SystemClock
-from durable_core.data.cursor import Cursor, Remainder, identity
+from durable_core.data.cursor import Remainder, identity
 from durable_core.data.ledger import Ledger
 from durable_core.data.loader import adopt
 from durable_core.data.loader.answers import Answers
 from durable_core.data.loader.passes import Pass, PassIterator, Skips
 from durable_core.data.loader.plan import Plan, make_plan, make_source
 from durable_core.data.loader.planned import SequenceSource
-from durable_core.data.loader.resume import Saved, accepted, check_draws, check_shares, drawn
+from durable_core.data.loader.resume import Saved, accepted, check_draws, check_shares, written
+from durable_core.data.loader.rows import LedgerRows
 from durable_core.data.loader.seeding import SampleRngChoice
 from durable_core.data.loader.sequences import OrderChoice
 from durable_core.data.loader.settings import Settings, promised
@@ -31,13 +31,12 @@ from durable_core.data.packing import Packing
 from durable_core.data.physical.metrics import Metrics
 from durable_core.data.sequence import reweighted
 from durable_core.errors import OrderError, UnsupportedError, UsageError
-from durable_core.format.ledger import Row
 from durable_core.types import Promise
 
 _now = SystemClock().monotonic
 
 
-class DurableLoader(Answers):
+class DurableLoader(Answers, LedgerRows):
     """A data loader whose position is what was *trained*: batches acknowledged, not batches fetched.
 
     Iterate it like a ``DataLoader``; after the step that consumed a batch, call ``acknowledge`` (the
@@ -226,11 +225,6 @@ class DurableLoader(Answers):
 
     # --- the position -------------------------------------------------------------------------
 
-    @property
-    def cursor(self) -> Cursor:
-        """The position after everything acknowledged; equal on every replica."""
-        return self._ledger.cursor
-
     def state_dict(self) -> dict[str, Any]:
         """``cursor`` as a dict, and beside it what the cursor alone cannot say.
 
@@ -239,20 +233,7 @@ class DurableLoader(Answers):
         which never changes; a mixture whose weights were changed, all changes as ``updates``. It is
         a copy: what the caller does with it changes nothing here.
         """
-        state = self.cursor.to_dict()
-        if self._plan.stateful:
-            own = copy.deepcopy(self._ledger.state)
-            state["source"] = {"workers": self._counted_workers, "state": own}
-        if self._settings.draws_by_share:
-            state["replicas"] = self.replicas
-        if self._updates:
-            state["updates"] = self._updates.listed()
-        if self._plan.description is not None:
-            state["plan"] = copy.deepcopy(dict(self._plan.description))
-        draws = drawn(self._settings)
-        if draws is not None:
-            state["draws"] = draws
-        return state
+        return written(self.cursor, self._ledger.state, self._plan, self._settings, self._updates)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there at the next ``iter()``. The recorded seed wins over the one given here.
@@ -264,7 +245,7 @@ class DurableLoader(Answers):
         saved = Saved.read(state)
         settings = dataclasses.replace(self._settings, seed=saved.cursor.seed)
         plan = self._plan if saved.cursor.seed == self.seed else make_plan(settings)
-        cursor = accepted(saved, plan, promise=settings.promise, workers=self._counted_workers)
+        cursor = accepted(saved, plan, promise=settings.promise, workers=settings.counted_workers)
         check_draws(saved.draws, settings)
         if settings.draws_by_share:
             check_shares(saved.replicas, self.replicas, settings.promise)
@@ -338,23 +319,6 @@ class DurableLoader(Answers):
             self._source.close()
             self._source = None
 
-    @property
-    def outstanding(self) -> int:
-        """Batches handed over and not acknowledged."""
-        return self._ledger.outstanding
-
-    def rows_since(self, step: int) -> tuple[Row, ...]:
-        """Ledger rows of steps after ``step``; kept until ``forget_rows``, so an aborted save loses none."""
-        return self._ledger.rows_since(step)
-
-    def forget_rows(self, through_step: int) -> None:
-        """Drop the rows of steps up to ``through_step``: a commit has made them durable."""
-        self._ledger.forget_rows(through_step)
-
-    def drain_rows(self) -> tuple[Row, ...]:
-        """All ledger rows, which are then forgotten here."""
-        return self._ledger.drain_rows()
-
     # --- iteration ----------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
@@ -426,11 +390,6 @@ class DurableLoader(Answers):
         self._ledger.hand_over(tag)
         current.ended = tag.last
         return content
-
-    @property
-    def _counted_workers(self) -> int | None:
-        """Workers, where the position depends on their number; none is as good as one."""
-        return max(self.num_workers, 1) if self.streaming else None
 
     def _check_not_begun(self, what: str) -> None:
         if self._begun:

@@ -57,6 +57,20 @@ class Saved:
         return None if self.source is None else self.source["state"]
 
 
+def written(cursor: Cursor, own: Any, plan: Plan, settings: Settings, updates: Updates) -> dict[str, Any]:
+    """What ``Saved.read`` reads; ``own``: the source's own state, of which this has a copy."""
+    beside = {
+        "source": {"workers": settings.counted_workers, "state": copy.deepcopy(own)}
+        if plan.stateful
+        else None,
+        "plan": None if plan.description is None else copy.deepcopy(dict(plan.description)),
+        "updates": updates.listed() if updates else None,
+        "replicas": settings.replicas if settings.draws_by_share else None,
+        "draws": drawn(settings),
+    }
+    return cursor.to_dict() | {name: value for name, value in beside.items() if value is not None}
+
+
 _USUAL: Mapping[str, Any] = {"transform_version": "", "seeded": True}
 
 

@@ -73,6 +73,11 @@ class Settings:
         return isinstance(self.dataset, IterableDataset)
 
     @property
+    def counted_workers(self) -> int | None:
+        """Workers, where the position depends on their number; none is as good as one."""
+        return max(self.num_workers, 1) if self.streaming else None
+
+    @property
     def draws_by_share(self) -> bool:
         """Whether what is drawn for a sample depends on which others are in its replica's share."""
         return self.sample_rng is not False and not self.streaming and has_getitems(self.dataset)
