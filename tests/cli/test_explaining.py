@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from cli_runs import BATCH, EPOCHS, SIZE, Durable
 
 from durable_core import DurableSession
 from durable_core.cli import output
-from durable_core.data import DurableLoader, Mixture
+from durable_core.data import DurableLoader, Mixture, Packing
 from durable_core.data.order import make_order
+from durable_core.errors import SkippedRecord
 
 
 def order(epoch: int) -> list[int]:
@@ -76,6 +78,41 @@ def test_a_step_without_an_update_applied_nothing(tmp_path: Path, durable: Durab
     found = durable("audit", tmp_path / "run", "--explain", order(0)[0], "--json").document
     assert [use["applied"] for use in found["uses"]] == [False] and found["checkpoints"] == []
     assert "no update" in durable("audit", tmp_path / "run", "--explain", order(0)[0]).out
+
+
+class Weighed:
+    """Four records of as many tokens as are said; the first is left out."""
+
+    def __init__(self, tokens: int) -> None:
+        self.lengths = [tokens] * 4
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 0:
+            raise SkippedRecord("a.jsonl", "does not decode")
+        return list(range(self.lengths[index]))
+
+
+def test_shares_are_told_in_what_is_weighed(tmp_path: Path, durable: Durable) -> None:
+    mixture = Mixture({"a": Weighed(2), "b": Weighed(4)}, {"a": 1, "b": 1}, unit="token", epoch_size=6)
+    loader = DurableLoader(mixture, 2, seed=1, packing=Packing(8), drop_last=True)
+    with DurableSession.open(tmp_path / "run", state={"loader": loader}, every_n_steps=1) as session:
+        for _ in loader:
+            session.step()
+    told = durable("audit", tmp_path / "run", "--json").document["sources"]
+    assert [source["due_in"] for source in told] == ["tokens", "tokens"]
+    assert told[0]["due"] == told[1]["due"] == sum(source["tokens"] for source in told) / 2
+    assert " tokens" in durable("audit", tmp_path / "run").out
+
+
+def test_what_was_left_out_is_in_the_conclusion(tmp_path: Path, durable: Durable) -> None:
+    loader = DurableLoader(Weighed(2), batch_size=4, seed=1)
+    with DurableSession.open(tmp_path / "run", state={"loader": loader}, every_n_steps=1) as session:
+        for _ in loader:
+            session.step()
+    assert "3 consumed, 1 left out by declaration" in durable("audit", tmp_path / "run").out
 
 
 def test_a_mixture_is_told_by_source(tmp_path: Path, durable: Durable) -> None:

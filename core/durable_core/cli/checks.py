@@ -11,7 +11,7 @@ from durable_core.engine.inspect import open_run
 
 if TYPE_CHECKING:
     from durable_core.engine.explain import Use
-    from durable_core.engine.portions import SourceCount
+    from durable_core.engine.sources import SourceCount
     from durable_core.engine.verify import Verified
 
 
@@ -84,6 +84,10 @@ def audit(root: str, c: int | None = None) -> Answer:
     human += [f"note: {note}" for note in found.notes]
     if found.unverified:
         human.append("note: the dataset is unverified: its identity is a claim, not a digest")
+    if left_out := document["left_out"]:
+        packs = any(source.tokens is not None for source in found.consumption.sources)
+        kept = "" if packs else f"{found.consumption.samples - left_out} consumed, "
+        human.append(f"{kept}{left_out} left out by declaration")
     human.append(_conclusion(found.sound, found.proven, found.steps))
     return Answer(document, human, OK if found.sound else FAILED)
 
@@ -93,8 +97,8 @@ def _by_source(sources: Sequence[SourceCount]) -> Table:
         ("source", "size", "draws", "due", "tokens", "epochs", "repeated", "skipped", "left out"),
         [
             (
-                s.name, s.size, s.draws, None if s.due is None else f"{s.due:.1f}", s.tokens, s.epochs,
-                s.repeated, s.skipped, s.left_out,
+                s.name, s.size, s.draws, None if s.due is None else f"{s.due:.1f} {s.due_in}", s.tokens,
+                s.epochs, s.repeated, s.skipped, s.left_out,
             )
             for s in sources
         ],

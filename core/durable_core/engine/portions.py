@@ -23,7 +23,7 @@ from durable_core.engine.drawn import Fault
 from durable_core.engine.due import Plan
 from durable_core.engine.found import Pieces
 from durable_core.engine.shares import ALARM, SLACK, Debts, Windows, quota_bound
-from durable_core.engine.sources import Source, SourceCount, drawn_from, mixture_of, sources_of
+from durable_core.engine.sources import Source, SourceCount, drawn_from, mixture_of, sources_of, weighed_in
 
 _WINDOW = 1000  # draws, where none is declared
 
@@ -271,7 +271,7 @@ class Portions:
         source = self._sources[i]
         blamed = self._blamed[:, i].tolist()
         repeated, skipped = blamed if computed and self._blamed.any() else [source.repeated, source.skipped]
-        total = sum(each.draws for each in self._sources)
+        due, unit = self._due(source)
         return SourceCount(
             name=source.name,
             dataset_id=source.dataset_id,
@@ -282,8 +282,17 @@ class Portions:
             repeated=repeated,
             skipped=skipped,
             left_out=source.left_out,
-            due=None if source.weight is None else source.weight * total,
+            due=due,
+            due_in=unit,
         )
+
+    def _due(self, source: Source) -> tuple[float | None, str]:
+        """Its share of all that was weighed, and in what."""
+        unit = weighed_in(self._policy)
+        if source.weight is None or unit is None or (unit == "tokens" and not self.packed):
+            return None, unit or "draws"
+        total = sum(each.tokens if unit == "tokens" else each.draws for each in self._sources)
+        return source.weight * total, unit
 
     def _not_judged(self) -> str:
         """Why draws alone do not tell whether the shares are right; empty if they do."""

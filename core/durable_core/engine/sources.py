@@ -18,7 +18,8 @@ class SourceCount:
     """One source. ``draws``: its records, each time they came; pieces of them where documents are packed and
     nobody knows their epochs. ``tokens``: None where the ledger has no amounts. ``epochs``: complete
     ones. ``left_out`` of the draws by declaration (those records did not decode). ``due``: its share of all
-    draws; None if not declared. ``repeated`` and ``skipped``: more and less often than due."""
+    draws, or of all tokens where those are weighed (``due_in``); None if not declared, or if the ledger has
+    not what is weighed. ``repeated`` and ``skipped``: more and less often than due."""
 
     name: str
     dataset_id: str
@@ -30,6 +31,7 @@ class SourceCount:
     skipped: int
     left_out: int
     due: float | None
+    due_in: str = "draws"
 
 
 @dataclass
@@ -88,6 +90,12 @@ def mixture_of(plan: Plan) -> Mapping[str, Any] | None:
             return inner
         inner = inner.get("inner")
     return None
+
+
+def weighed_in(mixture: Mapping[str, Any]) -> str | None:
+    """ "draws" or "tokens", whichever its weights are of; None for what no ledger counts."""
+    units = {"sample": "draws", "document": "draws", "token": "tokens"}
+    return units.get(mixture.get("unit", "sample"))
 
 
 def drawn_from(plan: Plan) -> Mapping[str, Any] | None:

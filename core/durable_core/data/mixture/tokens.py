@@ -29,8 +29,8 @@ class Tokens:
     def __init__(self, name: str, size: int, lengths: Lengths) -> None:
         if len(lengths) != size:
             raise UsageError(f"source {name!r} has {size} records and {len(lengths)} lengths")
-        self._lengths = lengths
         values = np.asarray(lengths[:])
+        self._lengths: Any = lengths if hasattr(lengths, "dtype") else values
         if not np.issubdtype(values.dtype, np.integer):
             raise UsageError(f"the lengths of source {name!r} are {values.dtype}, not integers")
         if int(values.min()) < 0:
