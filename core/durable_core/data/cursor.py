@@ -58,9 +58,10 @@ class Cursor:
         if min(self.epoch, self.batch, self.global_batch, self.consumed_samples, self.accumulate - 1) < 0:
             raise UsageError(f"a cursor holds no negative counts: {self}")
 
-    def check_continues(self, now: Cursor) -> None:
+    def check_continues(self, now: Cursor, because: str = "") -> None:
         """Raise ``SpecMismatchError``, naming both values, unless ``now`` describes the same data.
 
+        ``because``: what is known to have changed, put before what follows from it.
         The seed is not compared: the recorded one wins (the caller adopts it).
         """
         fields = ("dataset_id", "order", "size", "global_batch", "remainder")
@@ -74,6 +75,7 @@ class Cursor:
                     'keep batch_size x replicas as it was; a loader with promise="exact-order" may change it '
                     "where batch_size x replicas x accumulate stays"
                 )
+            what = f"{because}: {what}" if because and "dataset_id" in differing else what
             raise SpecMismatchError(f"the data differs from the run's: {what}", fields=differing, hint=hint)
 
     def rescaled(self, global_batch: int, accumulate: int, samples: int | None) -> Cursor:

@@ -13,6 +13,7 @@ from durable_core.data.cursor import BESIDE, Cursor
 from durable_core.data.loader.plan import Plan
 from durable_core.data.loader.settings import Settings
 from durable_core.data.loader.updates import Updates, is_listed
+from durable_core.data.mixture.changed import changes
 from durable_core.data.sequence import Sequence
 from durable_core.errors import FormatError, SpecMismatchError
 from durable_core.types import Promise
@@ -142,7 +143,7 @@ def continued(saved: Saved, plan: Plan, promise: Promise, workers: int | None) -
                 hint="keep batch_size x replicas as it was, or read the stream by one worker from the start",
             )
         recorded = recorded.rescaled(now.global_batch, now.accumulate, plan.samples)
-    recorded.check_continues(now)
+    recorded.check_continues(now, "; ".join(changes(saved.plan, plan.description)))
     return dataclasses.replace(recorded, accumulate=now.accumulate)
 
 
