@@ -183,3 +183,32 @@ def test_lengths_that_are_not_one_for_each_record_are_refused(lengths: Any) -> N
 
 def test_a_sequence_takes_the_promise_by_name() -> None:
     assert make(Walked(), promise="exact-order").guarantees is Promise.BITWISE
+
+
+AGAINST: dict[str, tuple[Callable[[], object], str]] = {
+    "remainder": (lambda: DurableLoader(Plain(9), 2, remainder="short", drop_last=True), "drop_last=True"),
+    "order": (lambda: DurableLoader(Plain(9), 2, order="full_prp_v1", shuffle=False), "shuffle=False"),
+    "no order": (lambda: DurableLoader(Plain(9), 2, order="sequential_v1", shuffle=True), "shuffle=True"),
+    "stream": (lambda: DurableLoader(Stream(9), 2, shuffle=True), "WindowShuffle"),
+    "packs": (lambda: DurableLoader(Stream(9), 2, packing=Packing(4)), "PackedStream"),
+}
+
+
+@pytest.mark.parametrize("case", AGAINST)
+def test_arguments_that_say_different_things(case: str) -> None:
+    make, words = AGAINST[case]
+    with pytest.raises(UsageError, match=words):
+        make()
+
+
+def test_arguments_that_say_the_same_twice() -> None:
+    assert len(DurableLoader(Plain(9), 2, remainder="drop", drop_last=True)) == 4
+    assert len(DurableLoader(Plain(9), 2, order="sequential_v1", shuffle=False)) == 5
+    plain = DataLoader(list(range(9)), 2, drop_last=True)
+    more: dict[str, Any] = {"order": "full_prp_v1", "remainder": "pad"}
+    assert len(DurableLoader.from_dataloader(plain, seed=1, **more)) == 5
+
+
+def test_the_length_of_a_mixture_without_end_says_what_ends_it() -> None:
+    with pytest.raises(TypeError, match="epoch_size="):
+        len(DurableLoader(Mixture({"a": [1, 2]}, {"a": 1}), 2))

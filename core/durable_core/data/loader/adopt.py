@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import (
@@ -74,6 +75,12 @@ def arguments(
     drop_tail = isinstance(sampler, DistributedSampler) and sampler.drop_last
     remainder = _remainder(len(dataset), batch_size, place["replicas"], drop_last, drop_tail)
     return {**common, "shuffle": shuffle, "remainder": remainder}
+
+
+def without(given: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` less what ``more`` says in other words: an order, or what becomes of the remainder."""
+    said = {name for name, other in (("shuffle", "order"), ("drop_last", "remainder")) if more.get(other)}
+    return {name: value for name, value in given.items() if name not in said}
 
 
 def _check_class(loader: Any) -> None:

@@ -22,10 +22,11 @@ from durable_core.data.loader.resume import Saved, accepted, check_draws, check_
 from durable_core.data.loader.rows import LedgerRows
 from durable_core.data.loader.seeding import SampleRngChoice
 from durable_core.data.loader.sequences import OrderChoice
-from durable_core.data.loader.settings import Settings, promised
+from durable_core.data.loader.settings import Settings, check_agree, promised
 from durable_core.data.loader.sources import Source
 from durable_core.data.loader.streams import Preserved
 from durable_core.data.loader.updates import LEAD, Updates, beginning, exactly
+from durable_core.data.mixture.nested import is_mixture
 from durable_core.data.numbers import whole
 from durable_core.data.packing import Packing
 from durable_core.data.physical.metrics import Metrics
@@ -62,10 +63,10 @@ class DurableLoader(Answers, LedgerRows):
             ``state_dict`` and ``load_state_dict`` (a resume needs the same ``num_workers``).
         batch_size: samples per batch *of this replica*; None only for an iterable dataset that makes its
             own batches, or beside a batch sampler given as ``sampler``.
-        shuffle: ``full_prp_v1`` or ``sequential_v1``; mixtures and iterable datasets order themselves.
+        shuffle: ``full_prp_v1`` (default) or ``sequential_v1``; iterable datasets order themselves.
         seed: of order and augmentation. None takes torch's initial seed (one replica only). A
             restored seed wins.
-        remainder: overrides ``drop_last``: "drop", "short", "wrap", "pad" or "straddle" (see ``Layout``).
+        remainder: instead of ``drop_last``: "drop", "short", "wrap", "pad" or "straddle" (see ``Layout``).
             With "pad", samples are dicts and get an entry "pad_mask" (true for what only fills up), or
             ``collate_fn`` has an argument ``pad_mask``, bool [samples].
         dataset_id: identity of the content. Default: the dataset's own ``dataset_id``, or else
@@ -99,7 +100,7 @@ class DurableLoader(Answers, LedgerRows):
         dataset: Any,
         batch_size: int | None = 1,
         *,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         seed: int | None = None,
         num_workers: int = 0,
         drop_last: bool = False,
@@ -125,6 +126,7 @@ class DurableLoader(Answers, LedgerRows):
         multiprocessing_context: Any = None,
         in_order: bool = True,
     ) -> None:
+        check_agree(dataset, shuffle=shuffle, order=order, remainder=remainder, drop_last=drop_last)
         if not in_order:
             raise UnsupportedError("in_order=False keeps no order", hint="leave in_order=True")
         streaming = isinstance(dataset, IterableDataset)
@@ -134,7 +136,7 @@ class DurableLoader(Answers, LedgerRows):
         self._settings = Settings(
             dataset=dataset,
             batch_size=batch_size,
-            shuffle=shuffle,
+            shuffle=shuffle is not False,
             seed=seed,
             replica=replica,
             replicas=replicas,
@@ -205,7 +207,7 @@ class DurableLoader(Answers, LedgerRows):
             loader.bind(**{**place, "accumulate": more.get("accumulate")})
             return loader
         arguments = adopt.arguments(loader, **place, promise=promised(promise))
-        return cls(**{**arguments, "dataset_id": dataset_id, **more})
+        return cls(**{**adopt.without(arguments, more), "dataset_id": dataset_id, **more})
 
     def bind(
         self, *, replica: int | None = None, replicas: int | None = None, seed: int | None = None,
@@ -350,7 +352,8 @@ class DurableLoader(Answers, LedgerRows):
         epoch = self._pass.start[0] if self._pass is not None else self._ledger.position[0]
         batches = self._plan.batches_in(epoch)
         if batches is None:
-            raise TypeError("the number of batches is not known before the end")
+            way = "; give the mixture epoch_size=" if is_mixture(self.dataset) else ""
+            raise TypeError(f"the number of batches is not known before the end{way}")
         return batches
 
     def set_epoch(self, epoch: int) -> None:

@@ -79,7 +79,11 @@ def make_plan(settings: Settings) -> Plan:
     chosen = settings.order is not None or settings.packing is not None
     if chosen and (settings.streaming or settings.sampler is not None):
         kind = "an iterable dataset" if settings.streaming else "a sampler of your own"
-        raise UsageError(f"{kind} has its own order: it takes neither order nor packing")
+        way = "PackedStream(dataset, packing) packs a stream, WindowShuffle shuffles it"
+        raise UsageError(
+            f"{kind} has its own order: it takes neither order nor packing",
+            hint=way if settings.streaming else "",
+        )
     if settings.streaming:
         return _stream_plan(settings)
     if settings.sampler is not None:

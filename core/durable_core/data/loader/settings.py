@@ -16,6 +16,7 @@ from durable_core.data.loader.planned import Share
 from durable_core.data.loader.seeding import SampleRngChoice
 from durable_core.data.loader.sequences import OrderChoice
 from durable_core.data.numbers import whole
+from durable_core.data.order import SEQUENTIAL
 from durable_core.data.packing import Packing
 from durable_core.errors import UsageError
 from durable_core.types import Promise
@@ -108,6 +109,27 @@ def promised(value: Promise | str) -> Promise:
     except ValueError as error:
         known = ", ".join(promise.value for promise in Promise)
         raise UsageError(f"promise {value!r:.80} is not one of {known}") from error
+
+
+def check_agree(
+    dataset: Any, *, shuffle: bool | None, order: OrderChoice | None, remainder: Remainder | None,
+    drop_last: bool,
+) -> None:  # fmt: skip
+    """Raise ``UsageError`` where two arguments that were given say different things."""
+    if remainder is not None and drop_last and remainder != "drop":
+        raise UsageError(
+            f"drop_last=True drops the remainder, and remainder={remainder!r} does not",
+            hint="give one of them",
+        )
+    if shuffle is False and order not in (None, SEQUENTIAL):
+        raise UsageError(f"shuffle=False, and order={order!r:.80} shuffles", hint="give one of them")
+    if shuffle and order == SEQUENTIAL:
+        raise UsageError(f"shuffle=True, and order={order!r} does not shuffle", hint="give one of them")
+    if shuffle and isinstance(dataset, IterableDataset):
+        raise UsageError(
+            "shuffle=True of an iterable dataset, which gives its items in an order of its own",
+            hint="leave shuffle out; WindowShuffle(dataset, window) shuffles a stream",
+        )
 
 
 def _check_dataset(dataset: Any) -> None:

@@ -55,10 +55,8 @@ def _weights(old: Plan, new: Plan) -> Iterator[str]:
     before, after = _shares(old), _shares(new)
     for name in before:
         if name in after and before[name] != after[name]:
-            yield (
-                f"weight of {name} was {before[name]} and is now {after[name]} (use update_weights, or restore "
-                "the setting)"
-            )
+            way = "use update_weights, or restore the setting"
+            yield f"weight of {name} was {before[name]} and is now {after[name]} ({way})"
 
 
 def _shares(plan: Plan) -> dict[str, str]:
