@@ -378,3 +378,13 @@ def test_refusals(tmp_path: Path, cache: DataCache) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CacheError, match=r"Not a directory|File exists"):
         DataCache(tmp_path / "file", 1)
+
+
+def test_the_home_directory_may_be_written_as_a_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory called ``~`` was made where the script ran."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert DataCache("~/cache", 1 << 20).directory == tmp_path / "cache"
+    assert not (tmp_path / "~").exists()

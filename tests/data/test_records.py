@@ -124,6 +124,18 @@ def test_the_manifest_file_brings_its_lengths(tmp_path: Path) -> None:
         RecordDataset.open(tmp_path / "manifest.json", loss_lengths=[1, 2])
 
 
+@pytest.mark.parametrize("where", [None, "~/data"])
+def test_the_home_directory_may_be_written_as_a_tilde(
+    where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"tokens": [[1], [1, 2]]}), tmp_path / "data" / "a.parquet")
+    save(build([tmp_path / "data"], tokens="tokens"), tmp_path / "data" / "manifest.json")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    dataset = RecordDataset.open("~/data/manifest.json", where, index_dir="~/tables")
+    assert dataset[1]["tokens"].tolist() == [1, 2]
+
+
 def test_few_objects_are_open_at_once_and_those_in_use_stay(manifest: DatasetManifest, root: Path) -> None:
     dataset = RecordDataset(manifest, root, max_open=1, held_bytes=0, read_ahead=4)
     wrong: list[int] = []

@@ -100,7 +100,7 @@ class DataCache:
     ) -> None:
         if max_bytes < 1 or refetch < 0:
             raise UsageError(f"a cache of {max_bytes} bytes that fetches {refetch} times again")
-        self.directory = Path(directory)
+        self.directory = Path(directory).expanduser()
         self.max_bytes = max_bytes
         self.counts = CacheCounts()
         self._refetch = refetch

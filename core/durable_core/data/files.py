@@ -125,7 +125,7 @@ def open_location(
     text = os.fspath(where)
     scheme, found, rest = text.partition("://")
     if not found or scheme == "file":
-        return LocalLocation(Path(rest if found else text))
+        return LocalLocation(Path(rest) if found else Path(text).expanduser())
     from durable_core.data.stores import RemoteLocation  # a directory needs none of it
 
     return RemoteLocation(text, retries or Retries(), dict(options or {}), clock or SystemClock())

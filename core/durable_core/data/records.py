@@ -131,7 +131,7 @@ class RecordDataset:
         self._cache, self._verify, self._refetches = cache, verify, refetches
         self._quarantined = dict.fromkeys(quarantined, "declared")
         kept = cache.directory / "tables" if index_dir is None and cache is not None else index_dir
-        self._index_dir = None if kept is None else Path(kept)
+        self._index_dir = None if kept is None else Path(kept).expanduser()
         local = isinstance(self._location, LocalLocation) and cache is None
         self._threads = (0 if local else 8) if read_ahead is None else read_ahead
         self._bounds: dict[str, Any] = {
@@ -157,7 +157,9 @@ class RecordDataset:
         ``where``: default, where they were when it was built, or else beside the manifest (``root_of``).
         ``more``: as for the class.
         """
-        if where is None and "://" in os.fspath(manifest):
+        if "://" not in os.fspath(manifest):
+            manifest = Path(manifest).expanduser()
+        elif where is None:
             raise UsageError(f"{manifest} does not say where its objects are", hint="pass where=")
         loaded = load(manifest)
         if loaded.about.lengths is not None:

@@ -15,6 +15,8 @@ from torch.utils.data import Subset
 from durable_core.clock import SystemClock, computed
 from durable_core.data.ledger import Tag
 from durable_core.data.loader.failures import Failure, carried
+from durable_core.data.loader.left_out import by_object
+from durable_core.data.loader.notes import note, reading
 from durable_core.data.loader.seeding import Seeder
 from durable_core.data.order import Ids
 from durable_core.data.packing import Packing
@@ -117,7 +119,11 @@ class MapFetcher:
         seeds = self._seeder.seeds
         if seeds is not None:
             self._seeder.part(lambda: seeds.collate(ticket.epoch, ticket.batch, ticket.part))
-        return tag, self._collate(samples, padded)
+        try:
+            return tag, self._collate(samples, padded)
+        except Exception as error:
+            note(error, reading(self._dataset, ticket.ids.tolist(), ticket.epoch, ticket.batch))
+            raise
 
     def _samples(self, ticket: Ticket) -> _Read:
         ids, padded, pieces = ticket.ids, ticket.padded, ticket.pieces
@@ -133,6 +139,7 @@ class MapFetcher:
         came = [not isinstance(sample, SkippedRecord) for sample in samples]
         there = np.array(came[:trained], dtype=bool)
         tag.ids, tag.skipped = tag.ids[there], tag.ids[~there]
+        tag.left_out = by_object(samples[:trained])
         if tag.epochs is not None:
             tag.epochs, tag.skipped_epochs = tag.epochs[there], tag.epochs[~there]
         kept = list(compress(samples, came))
@@ -147,7 +154,11 @@ class MapFetcher:
             seeds = seeder.seeds
             if seeds is not None:
                 seeder.part(lambda: seeds.fetch(ticket.epoch, ticket.batch, ticket.part))
-            items: Sequence[Any] = dataset.__getitems__(ids)
+            try:
+                items: Sequence[Any] = dataset.__getitems__(ids)
+            except Exception as error:
+                note(error, reading(dataset, ids, ticket.epoch, ticket.batch))
+                raise
             return items, not any(isinstance(item, SkippedRecord) for item in items)
         samples: list[Any] = []
         complete = True
@@ -157,6 +168,9 @@ class MapFetcher:
             except SkippedRecord as left_out:
                 samples.append(left_out)
                 complete = False
+            except Exception as error:
+                note(error, reading(dataset, [index], ticket.epoch, ticket.batch))
+                raise
         return samples, complete
 
     def _packs(self, ticket: Ticket, pieces: Pieces, packs: list[int]) -> _Read:
@@ -192,6 +206,7 @@ class MapFetcher:
         lost = list(dict.fromkeys(wanted[p] for p in range(count) if not came[p]))
         if lost:
             tag.skipped, tag.skipped_epochs = _int64(lost).T
+            tag.left_out = by_object(records[key] for key in lost)
         if not samples:
             index, record = self._stand_in(ticket, tag)
             begun = self._piece(record, 0, min(record_length(record), self._row_length), index)
