@@ -176,6 +176,7 @@ class DurableSession:
                 rng.restore(loaded.role["rng"])
         if self._loader is not None:
             self._loader.before_next.append(self._check_pair(self._loader, self._loader.cursor))
+            self._loader.before_next.append(self._before_batch)
         if threading.current_thread() is threading.main_thread():
             self._previous_handler = signal.signal(signal.SIGTERM, self._on_term)
 
@@ -183,7 +184,6 @@ class DurableSession:
         if os.getpid() != self._process:  # a forked child has no boundary: it ends, as it would without us
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-            self._loader.before_next.append(self._before_batch)
             return
         self._term.set()
 
@@ -201,13 +201,6 @@ class DurableSession:
 
         return check
 
-    def _before_update(self, *_: Any) -> None:
-        self.run.settle()
-
-    def _on_update(self, *_: Any) -> None:
-        self._updated = True
-
-    # --- in the loop -------------------------------------------------------------------------
     def _before_batch(self) -> None:
         """Of a step's batches, before the first: what training on them changes is what differs from now."""
         if self._outstanding == 0:
@@ -217,6 +210,13 @@ class DurableSession:
     def _outstanding(self) -> int:
         return 0 if self._loader is None else self._loader.outstanding
 
+    def _before_update(self, *_: Any) -> None:
+        self.run.settle()
+
+    def _on_update(self, *_: Any) -> None:
+        self._updated = True
+
+    # --- in the loop -------------------------------------------------------------------------
 
     @property
     def restored(self) -> tuple[int, int] | None:
@@ -336,6 +336,8 @@ class DurableSession:
             self._previous_handler = None
         while self._hooks:
             self._hooks.pop().remove()
+        if self._loader is not None and self._before_batch in self._loader.before_next:
+            self._loader.before_next.remove(self._before_batch)
         if self._loader is not None:
             self._loader.close()
         self.run.close()
@@ -343,8 +345,6 @@ class DurableSession:
     def __enter__(self) -> DurableSession:
         return self
 
-        if self._loader is not None and self._before_batch in self._loader.before_next:
-            self._loader.before_next.remove(self._before_batch)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
