@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from cli_runs import EPOCHS, SIZE, Durable, manifests, train
 
@@ -20,7 +21,15 @@ from durable_core.data import DurableLoader
 from durable_core.types import CheckpointState
 
 READING = ("ls", "show", "status", "journal", "verify", "audit")
-COMMANDS = tuple(sorted(app.commands))
+#: Every command; those of a group with its name before theirs.
+COMMANDS = tuple(
+    (name, *inner)
+    for name, command in sorted(app.commands.items())
+    for inner in (
+        [(each,) for each in sorted(command.commands)] if isinstance(command, click.Group) else [()]
+    )
+)
+OF_NO_RUN = {"plan", "agent", "secret", "data"}
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, int, int]]:
@@ -175,12 +184,12 @@ def test_a_commit_off_the_lineage_is_abandoned() -> None:
 # --- the frame ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_tells_the_exit_codes_the_code_uses(durable: Durable, command: str) -> None:
-    text = " ".join(durable(command, "--help").out.split())
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_tells_the_exit_codes_the_code_uses(durable: Durable, command: tuple[str, ...]) -> None:
+    text = " ".join(durable(*command, "--help").out.split())
     for code, meaning in output.EXIT_CODES.items():
         assert f"{code} {meaning}" in text
-    assert "--json" in text and ("ROOT" in text or command in ("plan", "agent", "secret"))
+    assert "--json" in text and ("ROOT" in text or command[0] in OF_NO_RUN)
 
 
 def test_the_documented_codes_are_those_of_the_errors() -> None:
