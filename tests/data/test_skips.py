@@ -146,3 +146,28 @@ def test_what_stands_in_is_the_same_after_a_restart() -> None:
     again = make(data, 4, shuffle=False, remainder="pad", collate_fn=both, num_workers=1)
     again.load_state_dict(loader.state_dict())
     assert train(again) == whole[5:]
+
+
+class Objects(Holed):
+    """Four records an object; what is wrong is so of the object."""
+
+    def __getitem__(self, index: int) -> Any:  # type: ignore[override]
+        if index in self.bad:
+            said = f"record {index % 4} is left out: it is gone"
+            raise SkippedRecord(f"{index // 4}.jsonl", said, why="it is gone")
+        return {"i": index}
+
+
+@pytest.mark.parametrize("more", [{"num_workers": 0}, {"num_workers": 2}], ids=["here", "workers"])
+def test_each_object_of_which_records_are_left_out_is_told_once_in_the_training_process(
+    more: dict[str, Any],
+) -> None:
+    loader = make(Objects(bad=(4, 5, 6, 20)), order="sequential_v1", batch_size=3, **more)
+    with pytest.warns(UserWarning, match="left out so far") as caught:
+        train(loader)
+        train(loader)
+    said = sorted(str(each.message) for each in caught if "left out" in str(each.message))
+    assert [text.partition(" left out")[0] for text in said] == [
+        "data: 1.jsonl: 2 records", "data: 5.jsonl: 1 record",
+    ]  # fmt: skip
+    assert all("as declared: it is gone" in text for text in said)

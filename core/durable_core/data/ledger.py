@@ -27,6 +27,10 @@ from durable_core.format.ledger import Row, RowFlag
 MAX_KEPT, MIN_KEPT, MAX_KEPT_BYTES = 1 << 16, 64, 1 << 28
 
 
+LeftOut = Mapping[str, tuple[int, str]]
+"""Object -> how many of its records were left out, and why."""
+
+
 @dataclass(slots=True)  # one for each batch, and freezing it would double its price
 class Tag:
     """What travels beside a batch: its place, the ids fetched for it, and what is needed to go on after it.
@@ -34,6 +38,7 @@ class Tag:
     ``samples`` counts over all replicas, as planned: also those left out (``skipped``) by declaration;
     ``last`` says the epoch ends with it; ``state`` is the source's own state after it, for sources that
     have one. ``amounts``, ``epochs`` and ``lengths``, for each id, and ``skipped_epochs``: see ``Row``.
+    ``left_out``: by object, for a warning.
     ``seconds`` it took to fetch, in all and of a CPU (0: not known), and what was ``measured`` meanwhile.
     """
 
@@ -51,6 +56,7 @@ class Tag:
     epochs: Ids | None = None
     lengths: Ids | None = None
     skipped_epochs: Ids | None = None
+    left_out: LeftOut | None = None
 
 
 class Ledger:

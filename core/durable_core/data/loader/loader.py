@@ -15,7 +15,8 @@ from durable_core.data.cursor import Remainder, identity
 from durable_core.data.ledger import Ledger
 from durable_core.data.loader import adopt
 from durable_core.data.loader.answers import Answers
-from durable_core.data.loader.passes import Pass, PassIterator, Skips
+from durable_core.data.loader.left_out import Skips
+from durable_core.data.loader.passes import Pass, PassIterator
 from durable_core.data.loader.plan import Plan, make_plan, make_source
 from durable_core.data.loader.planned import SequenceSource
 from durable_core.data.loader.resume import Saved, accepted, check_draws, check_shares, written
@@ -126,9 +127,7 @@ class DurableLoader(Answers, LedgerRows):
         multiprocessing_context: Any = None,
         in_order: bool = True,
     ) -> None:
-        check_agree(dataset, shuffle=shuffle, order=order, remainder=remainder, drop_last=drop_last)
-        if not in_order:
-            raise UnsupportedError("in_order=False keeps no order", hint="leave in_order=True")
+        check_agree(dataset, shuffle, order, remainder, drop_last=drop_last, in_order=in_order)
         streaming = isinstance(dataset, IterableDataset)
         dataset_id, self.verified = identity(dataset, dataset_id)
         if collate_fn is None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from durable_core.data.ledger import Tag
-from durable_core.errors import CorruptError
 
 
 @dataclass
@@ -26,28 +25,6 @@ class Pass:
     def close(self) -> None:
         """Stop reading ahead; workers that do not persist end."""
         self.batches = iter(())
-
-
-class Skips:
-    """Records left out, counted where batches are handed over: whoever read them, the same batch is too much.
-
-    ``most``: of different records since the process began; None: no bound.
-    """
-
-    def __init__(self, most: int | None) -> None:
-        self._most, self._ids = most, set[int]()
-
-    def count(self, tag: Tag) -> None:
-        """Raises ``CorruptError``, naming the batch and its records, once there are more than ``most``."""
-        if self._most is None or tag.skipped is None:
-            return
-        self._ids.update(tag.skipped.tolist())
-        if len(self._ids) > self._most:
-            raise CorruptError(
-                f"epoch {tag.epoch} batch {tag.batch}",
-                f"more than max_skipped={self._most} records would be left out: {len(self._ids)} with ids "
-                f"{', '.join(map(str, tag.skipped[:8]))}",
-            )
 
 
 class PassIterator(Iterator[Any]):

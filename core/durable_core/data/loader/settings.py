@@ -18,7 +18,7 @@ from durable_core.data.loader.sequences import OrderChoice
 from durable_core.data.numbers import whole
 from durable_core.data.order import SEQUENTIAL
 from durable_core.data.packing import Packing
-from durable_core.errors import UsageError
+from durable_core.errors import UnsupportedError, UsageError
 from durable_core.types import Promise
 
 
@@ -112,10 +112,13 @@ def promised(value: Promise | str) -> Promise:
 
 
 def check_agree(
-    dataset: Any, *, shuffle: bool | None, order: OrderChoice | None, remainder: Remainder | None,
-    drop_last: bool,
+    dataset: Any, shuffle: bool | None, order: OrderChoice | None, remainder: Remainder | None, *,
+    drop_last: bool, in_order: bool,
 ) -> None:  # fmt: skip
-    """Raise ``UsageError`` where two arguments that were given say different things."""
+    """Raise ``UsageError`` where two arguments that were given say different things, ``UnsupportedError``
+    for ``in_order=False``."""
+    if not in_order:
+        raise UnsupportedError("in_order=False keeps no order", hint="leave in_order=True")
     if remainder is not None and drop_last and remainder != "drop":
         raise UsageError(
             f"drop_last=True drops the remainder, and remainder={remainder!r} does not",
