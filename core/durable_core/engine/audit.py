@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from durable_core.commit.state import CheckpointInfo
-from durable_core.data.cursor import Cursor
+from durable_core.data.cursor import BESIDE, Cursor
 from durable_core.data.sequence import Sequence as DataSequence
 from durable_core.engine.consumption import Consumption, consume
 from durable_core.engine.due import Plan
@@ -191,12 +191,10 @@ def positions(value: Any) -> Iterator[Position]:
     if not isinstance(value, Mapping):
         return
     if "dataset_id" in value and "epoch" in value:
-        # the state of a source that has one, what the sequence is, weights given to it since, and shares
-        beside = ("source", "plan", "updates", "replicas")
         plan = value.get("plan")
         if isinstance(plan, Mapping) and value.get("updates"):
             plan = {**plan, "updates": value["updates"]}
-        cursor = Cursor.from_dict({name: item for name, item in value.items() if name not in beside})
+        cursor = Cursor.from_dict({name: item for name, item in value.items() if name not in BESIDE})
         source = value.get("source")
         state = source.get("state") if isinstance(source, Mapping) else None
         yield Position(cursor, plan if isinstance(plan, Mapping) else None, state)
