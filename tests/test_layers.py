@@ -62,7 +62,7 @@ ONLY_IN = {
         "durable_core.clock",
         "durable_core.state.rng",
         "durable_core.data.rng",
-        "durable_core.data.loader.streams",
+        "durable_core.data.loader.reading.global_streams",
         "durable_core.testing",
     ),
     "uuid": ("durable_core.clock",),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from durable_core.data.cursor import Cursor, Layout, Remainder
 from durable_core.data.order import make_order
-from durable_core.engine.consumption import Consumption, consume, role_order
-from durable_core.engine.segments import Segment
+from durable_core.engine.audit.consumption import Consumption, consume, role_order
+from durable_core.engine.audit.segments import Segment
 from durable_core.format.ledger import Row, RowFlag
 
 ORDER = "full_prp_v1"

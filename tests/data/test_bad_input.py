@@ -22,7 +22,7 @@ from durable_core.data import DurableLoader, Mixture
 from durable_core.data.manifest import build, load, save
 from durable_core.data.records import RecordDataset
 from durable_core.engine.audit import audit
-from durable_core.engine.explain import explain
+from durable_core.engine.audit.explain import explain
 from durable_core.engine.inspect import open_run
 from durable_core.errors import (
     CorruptError,

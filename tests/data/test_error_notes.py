@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from durable_core.data import DurableLoader
-from durable_core.data.loader import notes
+from durable_core.data.loader.reading import notes
 from durable_core.data.mixture import Mixture
 
 

@@ -16,8 +16,8 @@ from data_samples import Batched, Drawing, Pickled, Plain, interrupted, listed, 
 from torch.utils.data import Subset, get_worker_info
 
 from durable_core.data import DurableLoader
-from durable_core.data.loader.fetch import Ticket
-from durable_core.data.loader.sources import MapSource
+from durable_core.data.loader.reading.fetch import Ticket
+from durable_core.data.loader.sources.mapped import MapSource
 from durable_core.data.order import FullPermutation
 from durable_core.errors import FormatError, OrderError, SpecMismatchError, UnsupportedError, UsageError
 from durable_core.format.ledger import RowFlag

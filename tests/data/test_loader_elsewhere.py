@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from durable_core.data import BlockShuffle, BufferedShuffle, DurableLoader, Mixture, Packing
 from durable_core.engine.audit import positions
-from durable_core.engine.due import Ordered, due
+from durable_core.engine.audit.due import Ordered, due
 from durable_core.errors import SpecMismatchError, UsageError
 from durable_core.types import Promise
 

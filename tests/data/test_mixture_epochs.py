@@ -11,7 +11,7 @@ import pytest
 
 from durable_core.data import DurableLoader, Mixture
 from durable_core.data.sequence import MAX_SHORT
-from durable_core.engine.due import Sequenced
+from durable_core.engine.audit.due import Sequenced
 from durable_core.errors import UsageError
 
 

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import torch
 
-from durable_core.data.loader.streams import Preserved
+from durable_core.data.loader.reading.global_streams import Preserved
 from durable_core.data.rng import SampleSeeds, seed_streams
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import durable_core.data
-from durable_core.data.loader.seeding import Seeder
+from durable_core.data.loader.reading.seeding import Seeder
 from durable_core.data.rng import SampleRng, SampleSeeds, sample_rng, seed_streams
 from durable_core.errors import UsageError
 

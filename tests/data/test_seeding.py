@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from durable_core.data.loader.seeding import Seeder
-from durable_core.data.loader.streams import (
+from durable_core.data.loader.reading.global_streams import (
     NumpyStream,
     PythonStream,
     Stream,
@@ -21,6 +20,7 @@ from durable_core.data.loader.streams import (
     Watch,
     process_streams,
 )
+from durable_core.data.loader.reading.seeding import Seeder
 from durable_core.data.rng import SampleSeeds, sample_rng, seed_streams
 from durable_core.errors import UsageError
 
@@ -241,7 +241,8 @@ def test_here_memory_tells() -> None:
 
 
 def test_where_memory_tells_nothing_states_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("durable_core.data.loader.streams._at", lambda *_: memoryview(bytes(5000)))
+    nothing = memoryview(bytes(5000))
+    monkeypatch.setattr("durable_core.data.loader.reading.global_streams._at", lambda *_: nothing)
     streams: dict[str, Stream] = {"python": PythonStream(), "numpy": NumpyStream(), "torch": TorchStream()}
     normals = ("python gauss", "numpy normal", "torch normal")
     for name in ("python", "numpy", "torch", *normals, *normals):

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from durable_core.data import DurableLoader, sample_rng
-from durable_core.data.loader.stream import StreamFetcher
+from durable_core.data.loader.sources.iterable import StreamFetcher
 from durable_core.errors import SpecMismatchError, UnsupportedError, UsageError
 from durable_core.types import Promise
 

@@ -11,7 +11,7 @@ import numpy as np
 from durable_core.data.cursor import Cursor
 from durable_core.data.order import FullPermutation
 from durable_core.data.sequence import Batch, State
-from durable_core.engine.segments import Segment
+from durable_core.engine.audit.segments import Segment
 from durable_core.format.ledger import Row
 
 SIZES = {"a": 9, "b": 6}

@@ -10,9 +10,9 @@ from mixed_runs import BASES, GLOBAL, Pattern, cursor, described, edited, lineag
 
 from durable_core.data.cursor import Cursor
 from durable_core.data.sequence import Batch, State
-from durable_core.engine.consumption import Consumption, consume
-from durable_core.engine.segments import Segment
-from durable_core.engine.shares import quota_bound
+from durable_core.engine.audit.consumption import Consumption, consume
+from durable_core.engine.audit.segments import Segment
+from durable_core.engine.audit.shares import quota_bound
 from durable_core.format.ledger import Row, RowFlag
 
 

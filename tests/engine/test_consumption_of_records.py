@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 
 from durable_core.data import BufferedShuffle, DurableLoader, Mixture, Packing
 from durable_core.engine.audit import positions
-from durable_core.engine.consumption import Consumption, consume
-from durable_core.engine.segments import Segment
+from durable_core.engine.audit.consumption import Consumption, consume
+from durable_core.engine.audit.segments import Segment
 from durable_core.format.ledger import Row, RowFlag, decode_segment, encode_segment
 
 SIZES = {"code": 30, "prose": 17, "law": 11}

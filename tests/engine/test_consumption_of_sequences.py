@@ -16,9 +16,9 @@ from durable_core.data.order import FullPermutation, make_order, spanned_ids
 from durable_core.data.order.buffered import BufferedSequence
 from durable_core.data.packing import PackedSequence, Packing
 from durable_core.data.sequence import Batch, OrderedSequence, Sequence, epoch_batches
-from durable_core.engine.consumption import Consumption, consume
-from durable_core.engine.due import Sequenced
-from durable_core.engine.segments import Segment
+from durable_core.engine.audit.consumption import Consumption, consume
+from durable_core.engine.audit.due import Sequenced
+from durable_core.engine.audit.segments import Segment
 from durable_core.format.ledger import Row, RowFlag
 
 SIZES = {"web": 13, "books": 7, "code": 5}

@@ -11,9 +11,9 @@ import pytest
 from torch.utils.data import IterableDataset, get_worker_info
 
 from durable_core.data import DurableLoader
-from durable_core.engine.consumption import Consumption, consume
-from durable_core.engine.ordinals import Ordinals
-from durable_core.engine.segments import Segment
+from durable_core.engine.audit.consumption import Consumption, consume
+from durable_core.engine.audit.ordinals import Ordinals
+from durable_core.engine.audit.segments import Segment
 from durable_core.format.ledger import Row
 
 EVERY = 3

@@ -13,7 +13,7 @@ from lightning.pytorch.plugins import Precision
 from torch.utils.data import DataLoader
 
 from durable_core.engine.audit import audit
-from durable_core.engine.explain import explain
+from durable_core.engine.audit.explain import explain
 from durable_core.engine.inspect import open_run
 from lightning_durable import DurableCheckpoint
 

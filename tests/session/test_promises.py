@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from durable_core import DurableSession, errors
 from durable_core.data import DurableLoader
 from durable_core.engine.audit import audit
-from durable_core.engine.explain import explain
+from durable_core.engine.audit.explain import explain
 from durable_core.engine.inspect import open_run
 from durable_core.types import Promise
 

@@ -10,8 +10,8 @@ from durable_core.cli.output import CORRUPT, FAILED, OK, Answer, Table, human_by
 from durable_core.engine.inspect import open_run
 
 if TYPE_CHECKING:
-    from durable_core.engine.explain import Use
-    from durable_core.engine.sources import SourceCount
+    from durable_core.engine.audit.explain import Use
+    from durable_core.engine.audit.sources import SourceCount
     from durable_core.engine.verify import Verified
 
 
@@ -106,7 +106,7 @@ def _by_source(sources: Sequence[SourceCount]) -> Table:
 
 
 def explain(root: str, sample: str, c: int | None = None) -> Answer:
-    from durable_core.engine import explain as engine
+    from durable_core.engine.audit import explain as engine
 
     found = engine.explain(open_run(root), sample, c)
     name = f"sample {found.id}" + (f" of {found.source}" if found.source is not None else "")

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from durable_core.data.loader.streams import NumpyStream, PythonStream
+from durable_core.data.loader.reading.global_streams import NumpyStream, PythonStream
 from durable_core.state import contract, rng
 
 #: Values of one object that are looked at, at most: one that holds more cannot be compared.

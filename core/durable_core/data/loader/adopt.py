@@ -18,7 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[imp
 from torchdata.stateful_dataloader import sampler as torchdata_samplers
 
 from durable_core.data.cursor import Layout, Remainder
-from durable_core.data.loader.sources import is_stateful
+from durable_core.data.loader.sources.mapped import is_stateful
 from durable_core.data.mixture.nested import is_mixture
 from durable_core.data.readers.hugging import INSTEAD, lossy_buffer
 from durable_core.errors import UnsupportedError, UsageError

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from durable_core.data.ledger import Ledger
+from durable_core.data.loader.choose import endless
 from durable_core.data.loader.plan import Plan
-from durable_core.data.loader.sequences import endless
 from durable_core.data.loader.settings import Settings
 from durable_core.data.physical.metrics import Metrics
 from durable_core.data.physical.supply import Need, Verdict, judge

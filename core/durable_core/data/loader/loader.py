@@ -15,17 +15,17 @@ from durable_core.data.cursor import Remainder, identity
 from durable_core.data.ledger import Ledger
 from durable_core.data.loader import adopt
 from durable_core.data.loader.answers import Answers
+from durable_core.data.loader.choose import OrderChoice
 from durable_core.data.loader.left_out import Skips
 from durable_core.data.loader.passes import Pass, PassIterator
 from durable_core.data.loader.plan import Plan, make_plan, make_source
-from durable_core.data.loader.planned import SequenceSource
+from durable_core.data.loader.reading.global_streams import Preserved
+from durable_core.data.loader.reading.seeding import SampleRngChoice
 from durable_core.data.loader.resume import Saved, accepted, check_draws, check_shares, written
 from durable_core.data.loader.rows import LedgerRows
-from durable_core.data.loader.seeding import SampleRngChoice
-from durable_core.data.loader.sequences import OrderChoice
 from durable_core.data.loader.settings import Settings, check_agree, promised
-from durable_core.data.loader.sources import Source
-from durable_core.data.loader.streams import Preserved
+from durable_core.data.loader.sources.mapped import Source
+from durable_core.data.loader.sources.planned import SequenceSource
 from durable_core.data.loader.updates import LEAD, Updates, beginning, exactly
 from durable_core.data.mixture.nested import is_mixture
 from durable_core.data.numbers import whole

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
-from durable_core.data.loader.sources import is_stateful
+from durable_core.data.loader.sources.mapped import is_stateful
 from durable_core.data.packing.packer import FIELDS, Pack, Packer
 from durable_core.data.packing.policy import Packing
 from durable_core.data.packing.rows import Piece, Row, assemble

@@ -10,12 +10,12 @@ import torch
 
 from durable_core.data.cursor import Cursor, Layout, class_name, length
 from durable_core.data.loader.adopt import check_sampler, check_stream
-from durable_core.data.loader.planned import SequenceSource, Weights
-from durable_core.data.loader.sampled import SamplerSource, goes_on
-from durable_core.data.loader.sequences import endless, evenly, make_map_order, make_sequence
+from durable_core.data.loader.choose import endless, evenly, make_map_order, make_sequence
 from durable_core.data.loader.settings import Settings as Settings
-from durable_core.data.loader.sources import MapSource, Reading, Source
-from durable_core.data.loader.stream import StreamSource
+from durable_core.data.loader.sources.iterable import StreamSource
+from durable_core.data.loader.sources.mapped import MapSource, Reading, Source
+from durable_core.data.loader.sources.planned import SequenceSource, Weights
+from durable_core.data.loader.sources.sampled import SamplerSource, goes_on
 from durable_core.data.order import FULL_PERMUTATION, SEQUENTIAL, Order
 from durable_core.data.rebuild import SAMPLER, STREAM
 from durable_core.data.rng import SampleSeeds

@@ -11,10 +11,10 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from durable_core.data.cursor import REMAINDERS, Remainder
-from durable_core.data.loader.fetch import has_getitems
-from durable_core.data.loader.planned import Share
-from durable_core.data.loader.seeding import SampleRngChoice
-from durable_core.data.loader.sequences import OrderChoice
+from durable_core.data.loader.choose import OrderChoice
+from durable_core.data.loader.reading.fetch import has_getitems
+from durable_core.data.loader.reading.seeding import SampleRngChoice
+from durable_core.data.loader.sources.planned import Share
 from durable_core.data.numbers import whole
 from durable_core.data.order import SEQUENTIAL
 from durable_core.data.packing import Packing

@@ -6,7 +6,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from durable_core.data.loader.planned import Weights
+from durable_core.data.loader.sources.planned import Weights
 from durable_core.errors import UsageError
 
 LEAD = 64

@@ -19,9 +19,9 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from durable_core.data.cursor import class_name
-from durable_core.data.loader.sources import is_stateful
-from durable_core.data.loader.stream import StreamFetcher, StreamIterator
-from durable_core.data.loader.streams import Preserved
+from durable_core.data.loader.reading.global_streams import Preserved
+from durable_core.data.loader.sources.iterable import StreamFetcher, StreamIterator
+from durable_core.data.loader.sources.mapped import is_stateful
 from durable_core.data.order.arithmetic import Bijection, derive_keys
 from durable_core.data.readers.hugging import lossy_buffer
 from durable_core.data.rng import SampleSeeds

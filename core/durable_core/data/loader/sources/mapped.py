@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader
 
 from durable_core.data.cursor import Layout
 from durable_core.data.ledger import Tag
-from durable_core.data.loader.failures import unwrapped
-from durable_core.data.loader.fetch import Collate, Collation, MapFetcher, Pieces, Ticket
-from durable_core.data.loader.front import MapFront
-from durable_core.data.loader.seeding import Seeder
+from durable_core.data.loader.reading.failures import unwrapped
+from durable_core.data.loader.reading.fetch import Collate, Collation, MapFetcher, Pieces, Ticket
+from durable_core.data.loader.reading.front import MapFront
+from durable_core.data.loader.reading.seeding import Seeder
 from durable_core.data.order import Order, spanned_ids, wrapped_ids
 from durable_core.data.packing import Packing
 from durable_core.data.rng import SampleSeeds

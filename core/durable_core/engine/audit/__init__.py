@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from durable_core.commit.state import CheckpointInfo
 from durable_core.data.cursor import BESIDE, Cursor
 from durable_core.data.sequence import Sequence as DataSequence
-from durable_core.engine.consumption import Consumption, consume
-from durable_core.engine.due import Plan
+from durable_core.engine.audit.consumption import Consumption, consume
+from durable_core.engine.audit.due import Plan
+from durable_core.engine.audit.segments import Segment
 from durable_core.engine.inspect import Reader
-from durable_core.engine.segments import Segment
 from durable_core.errors import CorruptError, DigestMismatchError, ObjectNotFoundError
 from durable_core.format import digests
 from durable_core.format.ledger import LedgerIndex, Row, decode_index, decode_segment

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from durable_core.data.cursor import Cursor
 from durable_core.data.order import Ids
 from durable_core.data.sequence import Sequence as DataSequence
-from durable_core.engine.due import Due, Plan, due, same_data
-from durable_core.engine.found import Found, OpenEpoch, difference, joined, listed, runs_of
-from durable_core.engine.ordinals import Ordinals
-from durable_core.engine.portions import End, Portions
-from durable_core.engine.segments import Segment, described
-from durable_core.engine.sources import SourceCount
+from durable_core.engine.audit.due import Due, Plan, due, same_data
+from durable_core.engine.audit.found import Found, OpenEpoch, difference, joined, listed, runs_of
+from durable_core.engine.audit.ordinals import Ordinals
+from durable_core.engine.audit.portions import End, Portions
+from durable_core.engine.audit.segments import Segment, described
+from durable_core.engine.audit.sources import SourceCount
 
 MAX_FINDINGS = 100
 _MAX_JUMP = 100_000  # epochs, or batches of one, whose ids are compared when none of them has a row

@@ -19,11 +19,18 @@ from durable_core.data.cursor import Cursor
 from durable_core.data.order import Ids
 from durable_core.data.sequence import Batch
 from durable_core.data.standing import Standing, standings
-from durable_core.engine.drawn import Fault
-from durable_core.engine.due import Plan
-from durable_core.engine.found import Pieces
-from durable_core.engine.shares import ALARM, SLACK, Debts, Windows, quota_bound
-from durable_core.engine.sources import Source, SourceCount, drawn_from, mixture_of, sources_of, weighed_in
+from durable_core.engine.audit.drawn import Fault
+from durable_core.engine.audit.due import Plan
+from durable_core.engine.audit.found import Pieces
+from durable_core.engine.audit.shares import ALARM, SLACK, Debts, Windows, quota_bound
+from durable_core.engine.audit.sources import (
+    Source,
+    SourceCount,
+    drawn_from,
+    mixture_of,
+    sources_of,
+    weighed_in,
+)
 
 _WINDOW = 1000  # draws, where none is declared
 

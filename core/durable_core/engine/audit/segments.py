@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from durable_core.data.cursor import Cursor
-from durable_core.engine.due import Plan
+from durable_core.engine.audit.due import Plan
 from durable_core.format.ledger import Row
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch.utils.data import get_worker_info
 
-from durable_core.data.loader.streams import Watch, process_streams
+from durable_core.data.loader.reading.global_streams import Watch, process_streams
 from durable_core.data.rng import Derive, SampleRng, SampleSeeds, Seeds, make_current
 
 T = TypeVar("T")

@@ -14,10 +14,10 @@ from torch.utils.data import Subset
 
 from durable_core.clock import SystemClock, computed
 from durable_core.data.ledger import Tag
-from durable_core.data.loader.failures import Failure, carried
 from durable_core.data.loader.left_out import by_object
-from durable_core.data.loader.notes import note, reading
-from durable_core.data.loader.seeding import Seeder
+from durable_core.data.loader.reading.failures import Failure, carried
+from durable_core.data.loader.reading.notes import note, reading
+from durable_core.data.loader.reading.seeding import Seeder
 from durable_core.data.order import Ids
 from durable_core.data.packing import Packing
 from durable_core.data.packing.rows import Piece, Row, assemble, record_length

@@ -11,10 +11,10 @@ import numpy as np
 from durable_core.commit.state import CheckpointInfo
 from durable_core.data.cursor import Cursor
 from durable_core.engine.audit import UNKNOWN, LazyRows, lineage_of, position_of
-from durable_core.engine.consumption import role_order
-from durable_core.engine.due import Plan
+from durable_core.engine.audit.consumption import role_order
+from durable_core.engine.audit.due import Plan
+from durable_core.engine.audit.sources import places_of
 from durable_core.engine.inspect import Reader
-from durable_core.engine.sources import places_of
 from durable_core.errors import NotFoundError
 from durable_core.format.ledger import Row, RowFlag
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from durable_core.data.cursor import Remainder
 from durable_core.data.ledger import Tag
-from durable_core.data.loader.fetch import Pieces, Ticket
-from durable_core.data.loader.sources import MapLoader, MapReader, Reading
+from durable_core.data.loader.reading.fetch import Pieces, Ticket
+from durable_core.data.loader.sources.mapped import MapLoader, MapReader, Reading
 from durable_core.data.order import Ids
 from durable_core.data.packing import Packing
 from durable_core.data.rng import SampleSeeds

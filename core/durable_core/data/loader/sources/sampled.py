@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from durable_core.data.ledger import Tag
-from durable_core.data.loader.fetch import Ticket
-from durable_core.data.loader.sources import MapLoader, MapReader, Reading, is_stateful
-from durable_core.data.loader.streams import Preserved
+from durable_core.data.loader.reading.fetch import Ticket
+from durable_core.data.loader.reading.global_streams import Preserved
+from durable_core.data.loader.sources.mapped import MapLoader, MapReader, Reading, is_stateful
 from durable_core.data.rng import SampleSeeds, seed_streams
 from durable_core.errors import SpecMismatchError
 

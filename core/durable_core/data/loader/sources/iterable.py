@@ -16,12 +16,12 @@ from torchdata.stateful_dataloader.incremental_state import (  # type: ignore[im
 )
 
 from durable_core.data.ledger import Tag
-from durable_core.data.loader.failures import Carrying, Failure, carried, unwrapped
-from durable_core.data.loader.fetch import Collate
-from durable_core.data.loader.front import StreamFront
-from durable_core.data.loader.planned import Share
-from durable_core.data.loader.seeding import Seeder
-from durable_core.data.loader.sources import Reading, is_stateful
+from durable_core.data.loader.reading.failures import Carrying, Failure, carried, unwrapped
+from durable_core.data.loader.reading.fetch import Collate
+from durable_core.data.loader.reading.front import StreamFront
+from durable_core.data.loader.reading.seeding import Seeder
+from durable_core.data.loader.sources.mapped import Reading, is_stateful
+from durable_core.data.loader.sources.planned import Share
 from durable_core.data.rng import SampleSeeds
 from durable_core.errors import DurableError, OrderError, UsageError
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from durable_core.data.order import Ids
 from durable_core.data.sequence import Batch
-from durable_core.engine.drawn import LEFT_OUT, NONE
-from durable_core.engine.due import amounts_of
-from durable_core.engine.ordinals import Ordinals
+from durable_core.engine.audit.drawn import LEFT_OUT, NONE
+from durable_core.engine.audit.due import amounts_of
+from durable_core.engine.audit.ordinals import Ordinals
 from durable_core.format.ledger import Row, RowFlag
 
 

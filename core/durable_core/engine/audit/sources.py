@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from durable_core.data.order import Ids
-from durable_core.engine.drawn import NONE, Drawn
-from durable_core.engine.due import Plan
+from durable_core.engine.audit.drawn import NONE, Drawn
+from durable_core.engine.audit.due import Plan
 
 
 @dataclass(frozen=True)
