@@ -8,6 +8,9 @@ import pytest
 from session_helpers import start, train
 
 from durable_core import errors, events
+from durable_core.commit import ending
+from durable_core.commit.effects import Program
+from durable_core.commit.journal import View
 from durable_core.engine.inspect import open_run
 from durable_core.session import Run, Settings
 from durable_core.session.software import promised
@@ -56,3 +59,33 @@ def test_a_restart_under_other_software(tmp_path: Path, monkeypatch: pytest.Monk
     again = start(tmp_path)
     assert again.promise is Promise.EXACT_ORDER
     again.close()
+
+
+def test_a_lowering_that_could_not_be_journaled_is_journaled_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints were of the new software, and the next start promised bits since the beginning."""
+
+    def unavailable(view: View, *_: object, **__: object) -> Program[View]:
+        raise errors.TierUnavailable("for a moment")
+        yield
+
+    run = start(tmp_path)
+    train(run, 1, 1)
+    run.close()
+    now = {**fingerprint.fingerprint(), "torch": "99.0"}
+    monkeypatch.setattr(fingerprint, "fingerprint", lambda: now)
+    with monkeypatch.context() as broken:
+        broken.setattr(ending, "lower_promise", unavailable)
+        run = start(tmp_path)
+        train(run, 2, 2)
+        run.close()
+    assert open_run(tmp_path).state.promise is Promise.BITWISE
+    insisting = Run.open(tmp_path, settings=Settings(insist=True))
+    with pytest.raises(errors.PromiseError, match="earlier restart"):
+        insisting.load()
+    insisting.close()
+    run = start(tmp_path)
+    assert run.promise is Promise.EXACT_ORDER
+    run.close()
+    assert open_run(tmp_path).state.promise is Promise.EXACT_ORDER

@@ -191,9 +191,14 @@ class Run:
         here = software.described(fingerprint.fingerprint(), self.world.roles)
 
         def decide() -> Any:
+            assert self._coordinator is not None
             asked, why = self.settings.asked, self.settings.accept_distribution
-            held = software.promised(self.promise, asked=asked, why=why, was=was, now=here)
-            return [held.promise.value, held.reason]
+            kept, untold = self.promise, ""
+            same = manifest.spec_digest == self._coordinator.view.state.spec_digest  # a fork promises anew
+            if same and not manifest.promise.implies(kept):  # the record of its lowering was never written
+                kept, untold = manifest.promise, f"it was saved under {manifest.promise.value}"
+            held = software.promised(kept, asked=asked, why=why, was=was, now=here)
+            return [held.promise.value, "; ".join(filter(None, (untold, held.reason)))]
 
         value, reason = self.world.decide(decide)
         if Promise(value) is not self.promise:
