@@ -50,7 +50,7 @@ def corpus(max_bytes: int) -> tuple[bytes, str]:
             continue
         files.append(path)
         total += size
-    manifest = DatasetManifest.build(files, home, properties={"tokens": "bytes"})
+    manifest = DatasetManifest.build(files, home, count=len, properties={"tokens": "bytes"})
     return b"".join((home / item.name).read_bytes() for item in manifest.objects), manifest.dataset_id
 
 

@@ -84,9 +84,7 @@ def test_a_state_is_taken_at_one_price_however_often_weights_were_changed() -> N
     loader.update_weights({"a": 1, "b": 1}, lead=1)
     late = loader.state_dict()["updates"]
     assert [at for at, _ in late] == list(range(1, 600)) and len(early) == 598
-    assert all(
-        ours is theirs for ours, theirs in zip(early, late[1:], strict=True)
-    )  # not made again
+    assert all(ours is theirs for ours, theirs in zip(early, late[1:], strict=True))  # not made again
     hash(late[7])  # nor can they be changed
 
 
@@ -191,7 +189,18 @@ def test_ways_to_seed_that_draw_the_same_are_the_same() -> None:
     always = make(Rolling(23), transform_version="a", sample_rng="always")
     always.load_state_dict(saved(loader))
     assert train(always) == whole[2:]
-    assert "draws" not in make(Rolling(23)).state_dict()  # as it was written before there was such an entry
+
+
+@pytest.mark.parametrize("options", [{}, {"transform_version": "a"}, {"sample_rng": False}])
+def test_draws_that_were_not_recorded_are_compared_with_nothing(options: dict[str, Any]) -> None:
+    loader = make(Plain(23), **options)
+    whole = train(make(Plain(23), **options))
+    train(loader, 2)
+    state = saved(loader)
+    assert set(state.pop("draws")) == {"transform_version", "seeded"}  # earlier versions wrote none
+    again = make(Plain(23), **options)
+    again.load_state_dict(state)
+    assert train(again) == whole[2:]
 
 
 # --- batches of another size ----------------------------------------------------------------

@@ -15,7 +15,7 @@ from durable_core.data.files import open_location
 from durable_core.data.manifest import build, load_lengths, save, verify
 from durable_core.data.manifest.store import lengths_path
 from durable_core.data.physical.retry import Retries
-from durable_core.errors import DataUnavailableError, ObjectNotFoundError
+from durable_core.errors import DataUnavailableError, NotFoundError
 
 
 class Hasty(SystemClock):
@@ -89,7 +89,7 @@ def test_harms_in_a_store_are_told_apart(
     assert found == {
         first: ("renamed", "train/moved.jsonl"), second: ("swapped", third), third: ("truncated", None),
     }  # fmt: skip
-    with pytest.raises(ObjectNotFoundError):
+    with pytest.raises(NotFoundError, match="holds no data files"):
         build([stored.replace(prefix, f"{prefix}-elsewhere")])
 
 
