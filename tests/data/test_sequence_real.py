@@ -172,7 +172,7 @@ def test_a_tokenizer_that_changed_is_an_error_that_names_the_record() -> None:
 def test_what_a_choice_needs_is_said() -> None:
     bare = Drawing(20)
     for options, error, message in (
-        ({"packing": GREEDY}, UnsupportedError, "durable data build `--tokens"),
+        ({"packing": GREEDY}, UnsupportedError, "durable data build --tokens"),
         ({"order": BlockShuffle(2)}, UnsupportedError, "`blocks`"),
         ({"order": BufferedShuffle(2)}, UnsupportedError, "`blocks`"),
         ({"sampler": range(20), "packing": GREEDY}, UsageError, "neither order nor packing"),
