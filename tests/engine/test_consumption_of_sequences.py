@@ -223,3 +223,27 @@ def test_batches_of_another_size_after_a_restart(old: int, new: int) -> None:
     check(consume(segments))
     lost = replace(segments[2], rows={"dp0": segments[2].rows["dp0"][1:]})
     assert consume([*segments[:2], lost]).skipped == new
+
+
+@pytest.mark.parametrize("first", [5, 9, 13])
+def test_batches_of_another_size_that_run_on_over_the_ends_of_epochs(first: int) -> None:
+    """The first batch of an epoch begins inside it, elsewhere for each size."""
+    size, sizes = 45, [4] * first * 2 + [2] * 60
+    order = FullPermutation(size, dataset_id="data", seed=3)
+    rows, samples, cursors = [], 0, {}
+    for step, count in enumerate(sizes, 1):
+        layout = Layout(size, count, "straddle")
+        epoch, k = layout.position(samples // count)
+        rows.append(Row(step, epoch, k, spanned_ids(order, layout.spans(epoch, k))[0]))
+        samples += count
+        epoch, k = layout.position(samples // count)
+        cursors[step] = Cursor("data", order.name, 3, epoch, k, size, count, "straddle", samples)
+    middle, end = first * 2, len(sizes)
+    segments = [
+        Segment(0, -1, 0, {}, Cursor("data", order.name, 3, 0, 0, size, 4, "straddle", 0)),
+        Segment(1, 0, middle, {"dp0": rows[:middle]}, cursors[middle]),
+        Segment(2, middle, end, {"dp0": rows[middle:]}, cursors[end]),
+    ]
+    check(consume(segments))
+    lost = replace(segments[2], rows={"dp0": rows[middle + 1 :]})
+    assert consume([*segments[:2], lost]).skipped == 2

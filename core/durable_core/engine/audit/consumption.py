@@ -14,11 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from durable_core.data.cursor import Cursor
 from durable_core.data.order import Ids
 from durable_core.data.sequence import Sequence as DataSequence
-from durable_core.engine.audit.due import Due, Plan, due, same_data
+from durable_core.engine.audit.due import Due, Plan, due, renumbered, same_data
 from durable_core.engine.audit.found import Found, OpenEpoch, difference, joined, listed, runs_of
 from durable_core.engine.audit.ordinals import Ordinals
 from durable_core.engine.audit.portions import End, Portions
@@ -173,11 +174,16 @@ class _Walk:
             self._due = due(cursor, plan, self._sequence)
             was = None if self._data is None else self._data[0]
             if was is not None and was.global_batch and was.global_batch != cursor.global_batch:
-                for epoch in self._open.values():  # a restart may go on with batches of another size
-                    epoch.rescale(was.global_batch, cursor.global_batch or 1)
+                self._resize(was, cursor)  # a restart may go on with batches of another size
             self._ids_checked = self._ids_checked and self._due.computes
             self._portions = Portions.of(plan, cursor, self._portions)
         self._data = (cursor, plan)
+
+    def _resize(self, was: Cursor, now: Cursor) -> None:
+        number = partial(renumbered, was, now)
+        for epoch in self._open.values():
+            epoch.renumber(number)
+        self._first_batch = {epoch: number(epoch, batch) for epoch, batch in self._first_batch.items()}
 
     # --- one segment ---------------------------------------------------------------------------
 

@@ -268,6 +268,18 @@ def changes_weights(description: Plan) -> bool:
     return False
 
 
+def renumbered(was: Cursor, now: Cursor, epoch: int, batch: int) -> int:
+    """The number, in ``epoch``, of the batch of ``now`` that begins where ``batch`` of ``was`` does.
+
+    Rounded up: uneven only after the last batch of an epoch, a short one or one that runs on into the next.
+    """
+    old, new = was.global_batch or 1, now.global_batch or 1
+    before, after = _layout(was), _layout(now)
+    if before is None or after is None or now.remainder != "straddle":
+        return -(-batch * old // new)
+    return -(-before.step(epoch, batch) * old // new) - after.step(epoch, 0)  # counted since the run began
+
+
 def _layout(cursor: Cursor) -> Layout | None:
     if cursor.size is None or not cursor.global_batch:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -128,10 +128,12 @@ class OpenEpoch:
         known = [range(gap.start, min(gap.stop, end)) for gap in self.gaps if gap.start < end]
         return [*known, range(self.next, end)] if self.next < end else known
 
-    def rescale(self, old: int, new: int) -> None:
-        """Batches are counted in ``new`` samples from here on, no longer in ``old``."""
-        self.next = -(-self.next * old // new)  # uneven only after the last batch, a short one
-        self.gaps = [range(gap.start * old // new, gap.stop * old // new) for gap in self.gaps]
+    def renumber(self, number: Callable[[int, int], int]) -> None:
+        """Batches are of another size from here on; ``number``: (epoch, batch) -> its number among those."""
+        self.next = number(self.number, self.next)
+        self.left_at = None if self.left_at is None else number(self.number, self.left_at)
+        gaps = [(number(self.number, gap.start), number(self.number, gap.stop)) for gap in self.gaps]
+        self.gaps = [range(min(start, stop - 1), stop) for start, stop in gaps]  # of a part: the whole batch
 
     def fill(self, batch: int) -> bool:
         """A batch came late. False: it had come before."""
