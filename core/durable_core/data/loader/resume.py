@@ -30,8 +30,8 @@ class Saved:
     updates: Updates
     replicas: int | None
     """Of a dataset whose draws depend on the share."""
-    draws: Mapping[str, Any]
-    """See ``drawn``."""
+    draws: Mapping[str, Any] | None
+    """See ``drawn``; None: not recorded, as by earlier versions."""
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> Saved:
@@ -45,12 +45,12 @@ class Saved:
             "plan": plan is None or isinstance(plan, Mapping),
             "updates": updates is None or is_listed(updates),
             "replicas": replicas is None or type(replicas) is int,
-            "draws": draws is None or (isinstance(draws, Mapping) and set(draws) == set(_USUAL)),
+            "draws": draws is None or (isinstance(draws, Mapping) and set(draws) == _DRAWS),
         }
         for name, right in known.items():
             if not right:
                 raise FormatError("cursor", f"{name} is {state[name]!r:.80}")
-        return cls(Cursor.from_dict(fields), source, plan, Updates(updates or ()), replicas, draws or _USUAL)
+        return cls(Cursor.from_dict(fields), source, plan, Updates(updates or ()), replicas, draws)
 
     @property
     def state(self) -> Any:
@@ -72,21 +72,21 @@ def written(cursor: Cursor, own: Any, plan: Plan, settings: Settings, updates: U
     return cursor.to_dict() | {name: value for name, value in beside.items() if value is not None}
 
 
-_USUAL: Mapping[str, Any] = {"transform_version": "", "seeded": True}
+_DRAWS = {"transform_version", "seeded"}
 
 
-def drawn(settings: Settings) -> dict[str, Any] | None:
-    """What random numbers depend on beside the cursor, as JSON; None where it is as usual."""
-    draws = {"transform_version": settings.transform_version, "seeded": settings.sample_rng is not False}
-    return None if draws == _USUAL else draws
+def drawn(settings: Settings) -> dict[str, Any]:
+    """What random numbers depend on beside the cursor, as JSON: ``_DRAWS``."""
+    return {"transform_version": settings.transform_version, "seeded": settings.sample_rng is not False}
 
 
-def check_draws(recorded: Mapping[str, Any], settings: Settings) -> None:
+def check_draws(recorded: Mapping[str, Any] | None, settings: Settings) -> None:
     """Raise ``SpecMismatchError``, naming both values, where other numbers would be drawn from here on.
 
-    Under a promise that allows it, warn.
+    Under a promise that allows it, warn. What was not recorded is not compared: to take it for any
+    setting would refuse the very script that a run of an earlier version was started with.
     """
-    differing = differences(recorded, drawn(settings) or _USUAL)
+    differing = [] if recorded is None else differences(recorded, drawn(settings))
     if not differing:
         return
     names = {"transform_version": "transform_version", "seeded": "sample_rng"}
