@@ -317,14 +317,15 @@ class DurableSession:
         """Save the final state and record that the run has succeeded."""
         if self.run.completed:
             return
-        self._save_last()
+        if not self._saved():
+            self.save(wait=True)
         self.run.succeed({"steps": self._step})
 
-    def _save_last(self) -> None:
+    def _saved(self) -> bool:
+        """Whether the last step is durable, once what is under way has ended."""
         if self.run.status().newest_step != self._step:
             self.run.flush()
-        if self.run.status().newest_step != self._step:
-            self.save(wait=True)
+        return self.run.status().newest_step == self._step
 
     def close(self) -> None:
         """Flush and stop, the loader's workers too; harmless when repeated.
@@ -363,9 +364,10 @@ class DurableSession:
             found = "an optimizer has stepped"
         elif taken:
             found = self._begun.found()
-        found = next(filter(None, self.run.world.all_gather(found)), "")  # all save, or none does
-        if not found:
-            self._save_last()
+        if not self._saved():  # elsewhere too; and all save, or none does
+            found = next(filter(None, self.run.world.all_gather(found)), "")
+            if not found:
+                self.save(wait=True)
         stepped = self._step != (0 if self.restored is None else self.restored[1])
         durable = self.run.status().newest_step
         told = left_within(self._step, durable, stepped=stepped, taken=taken, found=found)
