@@ -15,7 +15,7 @@ from durable_core.data.mixture import Mixture
 from durable_core.data.order import FullPermutation, make_order, spanned_ids
 from durable_core.data.order.buffered import BufferedSequence
 from durable_core.data.packing import PackedSequence, Packing
-from durable_core.data.sequence import Batch, OrderedSequence, Sequence, epoch_batches
+from durable_core.data.sequence import Batch, OrderedSequence, Sequence, epoch_batches, reweighted
 from durable_core.engine.audit.consumption import Consumption, consume
 from durable_core.engine.audit.due import Sequenced
 from durable_core.engine.audit.segments import Segment
@@ -247,3 +247,68 @@ def test_batches_of_another_size_that_run_on_over_the_ends_of_epochs(first: int)
     check(consume(segments))
     lost = replace(segments[2], rows={"dp0": rows[middle + 1 :]})
     assert consume([*segments[:2], lost]).skipped == 2
+
+
+def resized_run(
+    sequence: Sequence, *, leave: int | None = None, update: int | None = None, change: int = 8
+) -> list[Segment]:
+    """24 batches, of 4 samples up to batch ``change`` and of 2 from there on; a checkpoint at each change.
+
+    ``leave``: epoch 0 is left before that batch. ``update``: other weights from that batch of the run on.
+    """
+    plan: dict[str, Any] = json.loads(json.dumps(dict(sequence.description)))
+    weights = {"web": 1, "books": 1, "code": 1}
+    if update is not None:
+        plan["updates"] = [[update, weights]]
+    epoch, k, consumed, state = 0, 0, 0, sequence.start(0)
+    at = Cursor("data", sequence.name, 3, 0, 0, None, GLOBAL, "short")
+    segments, rows = [Segment(0, -1, 0, {}, at, plan)], []
+    for step in range(1, 25):
+        size = GLOBAL if step <= change else 2
+        if step - 1 == leave:
+            rows.append(Row(step, epoch, k, np.empty(0, np.int64), RowFlag.ABANDONED))
+            epoch, k, state = epoch + 1, 0, sequence.start(epoch + 1, state)
+        if step - 1 == update:
+            state = reweighted(sequence, state, step - 1, weights)
+        taken, state = sequence.take(state, size)
+        rows.append(Row(step, epoch, k, taken.ids, epochs=taken.epochs))
+        k, consumed = k + 1, consumed + len(taken)
+        if step in (change, 24):
+            now = replace(at, epoch=epoch, batch=k, consumed_samples=consumed, global_batch=size)
+            known = {"batches": step, "sequence": state}
+            segments.append(
+                Segment(len(segments), segments[-1].through, step, {"dp0": rows}, now, plan, known)
+            )
+            rows, k = [], k * size // 2
+    return segments
+
+
+@pytest.mark.parametrize("how", [{"leave": 3}, {"update": 12}, {"leave": 3, "update": 12}])
+def test_after_a_change_of_size_what_depends_on_batches_before_it_is_not_computed(how: Any) -> None:
+    """Where epochs were left, and when weights change, is counted in batches of both sizes."""
+    segments = resized_run(mixture(), **how)
+    found = consume(segments)
+    assert found.sound and not found.ids_checked, found.findings
+    assert any("of another size" in note for note in found.notes)
+    rows = segments[2].rows["dp0"]
+    lost = replace(segments[2], rows={"dp0": [*rows[:3], *rows[4:]]})
+    assert consume([*segments[:2], lost]).skipped == 2
+    assert rows[3].epochs is not None and rows[4].epochs is not None
+    ids = [rows[3].ids[0], rows[4].ids[0]]  # the second of another batch: one comes twice, one never
+    twice = replace(rows[3], ids=np.array(ids), epochs=np.array([rows[3].epochs[0], rows[4].epochs[0]]))
+    found = consume([*segments[:2], replace(segments[2], rows={"dp0": [*rows[:3], twice, *rows[4:]]})])
+    assert found.repeated == found.skipped == 1
+
+
+def test_order_lost_before_a_change_of_size_is_found_after_it() -> None:
+    segments = resized_run(mixture(), leave=3)
+    rows = [*segments[1].rows["dp0"]]
+    ids, epochs = rows[-1].ids, rows[-1].epochs
+    assert epochs is not None
+    rows[-1] = replace(rows[-1], ids=ids[::-1].copy(), epochs=epochs[::-1].copy())
+    found = consume([segments[0], replace(segments[1], rows={"dp0": rows}), segments[2]])
+    assert {finding.kind for finding in found.findings} >= {"order"}
+
+
+def test_a_mixture_is_computed_after_a_change_of_size_in_its_first_epoch() -> None:
+    check(consume(resized_run(mixture())))

@@ -19,7 +19,7 @@ from functools import partial
 from durable_core.data.cursor import Cursor
 from durable_core.data.order import Ids
 from durable_core.data.sequence import Sequence as DataSequence
-from durable_core.engine.audit.due import Due, Plan, due, renumbered, same_data
+from durable_core.engine.audit.due import Due, Plan, due, renumbered, resized, same_data
 from durable_core.engine.audit.found import Found, OpenEpoch, difference, joined, listed, runs_of
 from durable_core.engine.audit.ordinals import Ordinals
 from durable_core.engine.audit.portions import End, Portions
@@ -28,6 +28,11 @@ from durable_core.engine.audit.sources import SourceCount
 
 MAX_FINDINGS = 100
 _MAX_JUMP = 100_000  # epochs, or batches of one, whose ids are compared when none of them has a row
+
+_UNCOMPUTED = (
+    "batches are of another size since a restart, where the sequence was not at its start: from there on ids "
+    "are not compared with it, but judged by what the ledger says of the sources"
+)
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,9 @@ class _Walk:
         self._ids_checked = True
         self._silent: list[Segment] = []
         self._end: End | None = None
+        self._resized = False  # batches were of another size before
+        self._at_start = True  # and no epoch was over then
+        self._uncomputed = False  # so that what is due is not computed from there on
 
     def take(self, segment: Segment, cursor: Cursor, plan: Plan | None) -> None:
         start, batches = segment.cursor, self._sorted_out(segment)
@@ -139,7 +147,7 @@ class _Walk:
 
     def finish(self) -> Consumption:
         sources: tuple[SourceCount, ...] = ()
-        notes: list[str] = []
+        notes = [_UNCOMPUTED] if self._uncomputed else []
         if self._data is not None:
             cursor = self._data[0]
             self._settle_until(cursor.epoch)
@@ -171,10 +179,17 @@ class _Walk:
 
     def _describe(self, cursor: Cursor, plan: Plan | None) -> None:
         if self._data is None or self._due is None or not same_data(self._data, (cursor, plan)):
-            self._due = due(cursor, plan, self._sequence)
+            fresh = due(cursor, plan, self._sequence)
             was = None if self._data is None else self._data[0]
             if was is not None and was.global_batch and was.global_batch != cursor.global_batch:
                 self._resize(was, cursor)  # a restart may go on with batches of another size
+                self._resized = True
+                self._at_start = self._at_start and not (was.epoch or self._closed or self._left_early)
+            if self._resized:
+                self._due = resized(fresh, cursor.global_batch, at_start=self._at_start)
+                self._uncomputed = self._uncomputed or self._due is not fresh
+            else:
+                self._due = fresh
             self._ids_checked = self._ids_checked and self._due.computes
             self._portions = Portions.of(plan, cursor, self._portions)
         self._data = (cursor, plan)
@@ -352,15 +367,15 @@ class _Walk:
             repeated, skipped = int(more[more > 0].sum()) + surplus, int(-more[more < 0].sum())
             if self._portions is not None:
                 self._portions.blame(ids, more)
-            if not repeated and not skipped and epoch.moved:
-                detail = f"other samples in batches {listed(runs_of(epoch.moved))}"
-                self._find("order", None, epoch.number, len(epoch.moved), detail)
         else:
             repeated = epoch.again + surplus
             skipped = sum(self._now.samples(epoch.number, gap.start, gap.stop) for gap in missing)
             if epoch.ordinals is not None:
                 repeated += epoch.ordinals.repeated
                 skipped = max(skipped, epoch.ordinals.skipped)
+        if epoch.moved and not (self._now.computes and (repeated or skipped)):  # else that tells more
+            detail = f"other samples in batches {listed(runs_of(epoch.moved))}"
+            self._find("order", None, epoch.number, len(epoch.moved), detail)
         if repeated:
             self._find("repeat", None, epoch.number, repeated, f"{repeated} samples more often than due")
         if skipped:

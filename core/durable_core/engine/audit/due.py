@@ -119,6 +119,8 @@ class Sequenced:
     Many batches are taken at once and cut, which is several times faster, unless weights change at some
     batch: how many batches were taken then matters. ``updates``: weights given during the run, by the number
     of the batch they begin with.
+
+    ``carries_on``: into the next epoch. ``depends``: on how many batches there were, so on their size too.
     """
 
     computes = True
@@ -142,6 +144,7 @@ class Sequenced:
         self._ahead = _Ahead(self._start(0, None), 0)
         self._left: int | None = None
         self._dropped = False
+        self.carries_on, self.depends = sequence.carries, bool(self._updates or self._before)
 
     def batch(self, epoch: int, batch: int) -> Batch | None:
         self._enter(epoch)
@@ -266,6 +269,17 @@ def changes_weights(description: Plan) -> bool:
             return True
         inner = inner.get("inner")
     return False
+
+
+def resized(fresh: Due, global_batch: int | None, *, at_start: bool) -> Due:
+    """``fresh``, after the first batches were of another size; or by numbers only, if it cannot know where
+    it stands: a sequence that carries would have to be taken through all epochs in batches of each size.
+
+    ``at_start``: no epoch is over, so that there is one state for every number of samples.
+    """
+    if isinstance(fresh, Sequenced) and fresh.carries_on and (fresh.depends or not at_start):
+        return Numbered(None, global_batch or 1)
+    return fresh
 
 
 def renumbered(was: Cursor, now: Cursor, epoch: int, batch: int) -> int:
