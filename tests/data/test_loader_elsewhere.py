@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import pytest
+from data_samples import Anew, Counting, Plain, train
 from torch.utils.data import Dataset, IterableDataset
 
 from durable_core.data import BlockShuffle, BufferedShuffle, DurableLoader, Mixture, Packing
@@ -103,3 +105,36 @@ def test_closing_ends_workers_and_keeps_the_position() -> None:
         loader.close()
         assert not loader.outstanding and list(loader) == whole[1:]  # as a restart would
     assert set(multiprocessing.active_children()) <= before
+
+
+class CountingOnce(Counting):
+    """The same in every epoch: told the epoch, it begins as it was given."""
+
+    def set_epoch(self, epoch: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("acknowledged", [0, 2])
+@pytest.mark.parametrize(
+    "kind",
+    {
+        "stream": lambda: {"dataset": Anew(20)},
+        "sampler": lambda: {"dataset": Plain(20), "sampler": Counting(20)},
+        "sampler told the epoch": lambda: {"dataset": Plain(20), "sampler": CountingOnce(20)},
+    }.values(),
+)
+def test_epochs_after_closing_begin_where_the_data_began(
+    kind: Callable[[], dict[str, Any]], acknowledged: int
+) -> None:
+    """What is read in this process stands in the middle of the epoch when the loader is closed."""
+
+    def loader() -> DurableLoader:
+        return DurableLoader(batch_size=4, seed=5, collate_fn=list, **kind())
+
+    def epochs(loader: DurableLoader, count: int) -> list[Any]:
+        return [batch for _ in range(count) for batch in train(loader)]
+
+    whole, closed = epochs(loader(), 3), loader()
+    train(closed, acknowledged, ahead=1)
+    closed.close()
+    assert epochs(closed, 3) == whole[acknowledged:]

@@ -162,6 +162,7 @@ class DurableLoader(Answers, LedgerRows):
             },
         )
         self._source: Source | None = None
+        self._given: Any = None  # see ``Source``
         self._metrics = Metrics()
         seeds_here = streaming and num_workers == 0 and sample_rng is not False
         self._own_streams: contextlib.AbstractContextManager[None] = (
@@ -194,8 +195,7 @@ class DurableLoader(Answers, LedgerRows):
         names replica and replicas unless these are given; its slicing gives way too). A per-replica
         batch size b makes a global batch of ``b * replicas``. A ``DurableLoader`` is bound (``accumulate`` of
         ``more`` too) and returned.
-        ``more``: what a plain loader cannot say (``order``, ``packing``, ``remainder`` ...), as for the
-        constructor.
+        ``more``: what a plain loader cannot say (``order``, ``packing``, ``remainder`` ...).
 
         Raises:
             UnsupportedError: custom samplers and iterable datasets without state, sampling with
@@ -318,13 +318,13 @@ class DurableLoader(Answers, LedgerRows):
             self._ledger.rewind(*self._ledger.position)
         if self._source is not None:
             self._source.close()
-            self._source = None
+            self._given, self._source = self._source.given, None
 
     # --- iteration ----------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         if self._source is None:
-            self._source = make_source(self._settings, self._plan, self._updates)
+            self._source = make_source(self._settings, self._plan, self._updates, self._given)
         self._begun = True
         self._pass = Pass(self._next_start())
         return PassIterator(self._next, self._pass)

@@ -117,8 +117,9 @@ def leaves_out(dataset: Any) -> bool:
     return any(leaves_out(one) for one in inside if one is not None)
 
 
-def make_source(settings: Settings, plan: Plan, updates: Mapping[int, Weights]) -> Source:
-    """The source that reads what ``plan`` says; ``updates``: see ``SequenceSource``."""
+def make_source(settings: Settings, plan: Plan, updates: Mapping[int, Weights], given: Any) -> Source:
+    """The source that reads what ``plan`` says; ``updates``: see ``SequenceSource``; ``given``: of the
+    source before it, if there was one."""
     dataset = settings.dataset
     seeds = SampleSeeds(
         dataset_id=settings.dataset_id, seed=plan.start.seed, transform_version=settings.transform_version
@@ -148,10 +149,10 @@ def make_source(settings: Settings, plan: Plan, updates: Mapping[int, Weights]) 
     if settings.streaming:
         whole = settings.batch_size is None
         share = None if whole else settings.share
-        return StreamSource(dataset, share, reading=reading, seeds=sample_seeds)
+        return StreamSource(dataset, share, reading=reading, seeds=sample_seeds, given=given)
     drop_last = settings.remainder == "drop" and settings.batch_size is not None
     batching: dict[str, Any] = {"batch_size": settings.batch_size, "drop_last": drop_last}
-    batching |= {"seeds": seeds, "sample_seeds": sample_seeds}
+    batching |= {"seeds": seeds, "sample_seeds": sample_seeds, "given": given}
     return SamplerSource(dataset, settings.sampler, **batching, reading=reading)
 
 

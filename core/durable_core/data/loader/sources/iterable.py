@@ -53,20 +53,21 @@ class StreamFetcher(IterableDataset[StreamItem]):
 
     Every epoch begins from the dataset as given: workers are started with a fresh copy, and without
     workers the state it had at first is loaded again. A ``set_epoch`` of the dataset's is called.
-    ``resume`` is the state of the one iterator that the next pass begins from, if it does.
+    ``resume`` is the state of the one iterator that the next pass begins from, if it does; ``given`` the
+    dataset's at first, where another has read it since.
     """
 
-    def __init__(self, dataset: Any, seeds: SampleSeeds | None) -> None:
+    def __init__(self, dataset: Any, seeds: SampleSeeds | None, given: Any = None) -> None:
         self.dataset = dataset
         self.seeds = seeds
         self.epoch = 0
         self.resume: dict[str, Any] | None = None
-        self._initial = _state_of(dataset)
-        self._used = False
+        self.initial = _state_of(dataset) if given is None else given
+        self._used = given is not None
 
     def __iter__(self) -> StreamIterator:
-        if self._used and self._initial is not None:
-            self.dataset.load_state_dict(copy.deepcopy(self._initial))
+        if self._used and self.initial is not None:
+            self.dataset.load_state_dict(copy.deepcopy(self.initial))
         self._used = True
         self.tell_epoch()
         iterator = StreamIterator(self.dataset, self.seeds, self.epoch)
@@ -228,9 +229,16 @@ class StreamSource:
     batches: int | None = None
 
     def __init__(
-        self, dataset: Any, share: Share | None, *, reading: Reading, seeds: SampleSeeds | None
+        self,
+        dataset: Any,
+        share: Share | None,
+        *,
+        reading: Reading,
+        seeds: SampleSeeds | None,
+        given: Any = None,
     ) -> None:
-        self._fetcher = StreamFetcher(dataset, seeds)
+        self._fetcher = StreamFetcher(dataset, seeds, given)
+        self.given = None if reading.num_workers else self._fetcher.initial  # workers have copies
         self._loader: StatefulDataLoader[Any] = StatefulDataLoader(
             StreamFront(dataset, Carrying(self._fetcher, start=dict(_START))),
             batch_size=None if share is None else share.global_batch,

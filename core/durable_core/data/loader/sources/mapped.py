@@ -53,6 +53,10 @@ def is_stateful(item: Any) -> bool:
 
 
 class Source(Protocol):
+    given: Any
+    """The state, as it first was, of what is read in this process and has one: another source over the same
+    object, used by then, is made with it. None for what needs none."""
+
     def open(self, epoch: int, batch: int, state: Any) -> Iterator[tuple[Tag, Any]]:
         """(tag, the user's batch) from ``batch`` on; ``state`` is that of the tag before, or None.
 
@@ -66,6 +70,7 @@ class Source(Protocol):
 class MapReader:
     """A source that reads through a ``MapLoader``."""
 
+    given: Any = None
     _loader: MapLoader
 
     def close(self) -> None:

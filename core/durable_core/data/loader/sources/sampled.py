@@ -49,11 +49,12 @@ class SamplerSource(MapReader):
         reading: Reading,
         seeds: SampleSeeds,
         sample_seeds: SampleSeeds | None,
+        given: Any = None,
     ) -> None:
         self._sampler, self._batch_size, self._drop_last = sampler, batch_size, drop_last
         self._seeds, self._stateful, self._goes_on = seeds, is_stateful(sampler), goes_on(sampler)
-        self._given = self._state()
-        self._used = False
+        self.given = self._state() if given is None else given
+        self._used = given is not None
         self._issued: deque[tuple[bool, Any]] = deque()  # of each batch: is it the last, the state after it
         self._preserved = Preserved()
         self._loader = MapLoader(dataset, reading, sample_seeds)
@@ -90,7 +91,7 @@ class SamplerSource(MapReader):
         if batch:
             self._tell(epoch)
         if self._stateful and (state is not None or self._used):
-            self._sampler.load_state_dict(copy.deepcopy(self._given if state is None else state))
+            self._sampler.load_state_dict(copy.deepcopy(self.given if state is None else state))
         if not batch:
             self._tell(epoch)
         self._used = True
