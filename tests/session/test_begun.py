@@ -39,6 +39,7 @@ class Parts:
         self.model: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
         self.loose = torch.zeros(2, requires_grad=True)
         self.optimizer = torch.optim.AdamW([*self.model.parameters(), self.loose])
+        self.optimizer.state[self.loose] = {"step": torch.zeros(()), "exp_avg": torch.zeros(2)}
         self.scheduler = lr_scheduler.OneCycleLR(self.optimizer, 0.1, total_steps=50)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         self.scaler.scale(torch.zeros(()))  # it makes its tensors now
@@ -78,6 +79,10 @@ def averaged_anew(parts: Parts) -> None:
     parts.counts.average["w"] = parts.counts.average["w"] * 0.9
 
 
+def damped(parts: Parts) -> None:
+    parts.optimizer.state[parts.loose]["exp_avg"].mul_(0.5)
+
+
 def scaled(parts: Parts) -> None:
     parts.scaler._growth_tracker.add_(1)  # type: ignore[union-attr]  # what update() does
 
@@ -89,6 +94,7 @@ CHANGES: dict[str, tuple[Callable[[Parts], object], str]] = {
     "buffer": (rebound, "were written"),
     "part": (lambda p: p.model.append(nn.Linear(1, 1)), "other parts"),
     "group": (other_group, "other parts"),
+    "moment": (damped, "were written"),
     "rate": (lambda p: p.optimizer.param_groups[0].update(lr=0.5), "'optimizer' was changed"),
     "schedule": (lambda p: p.scheduler.__dict__.update(last_epoch=7), "'scheduler' was changed"),
     "scale": (scaled, "'scaler' was changed"),

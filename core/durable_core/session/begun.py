@@ -6,11 +6,16 @@ is so decides whether the state is still that of the boundary. Looked at is what
 ==========================  =============================================================================
 forward passes              autograd's count of what it has recorded: none without one that is to be trained
 parameters, buffers         which tensors they are, and torch's count of writes (writes by ``.data`` are none)
-optimizers                  their groups but for the parameters; that they step, the session's hooks see
+optimizers                  their groups but for the parameters, and as with those the tensors that they
+                            hold for each of them; that they step, the session's hooks see
 random streams              their positions
 schedulers, scalers         their numbers
 objects of the user's own   their attributes, if those are plain values or tensors; else it is not known
 ==========================  =============================================================================
+
+It is of batches that a ``DurableLoader`` hands over: without one in the state nobody sees where a batch is
+taken, and nothing is compared. Then only an optimizer's step counts as begun; whoever draws the batch from
+the run's own random streams leaves such a loop before drawing, or right after ``step()``.
 """
 
 from __future__ import annotations
@@ -108,13 +113,13 @@ class Begun:
         if now.recorded != was.recorded:
             return "a forward pass was computed"
         if not _same(was.tensors, now.tensors) or was.versions != now.versions:
-            return "weights or buffers were written"
+            return "weights, buffers or moments were written"
         pairs = zip(self._looks, was.looks, now.looks, strict=True)
         return next((what for what, before, after in pairs if before != after), "")
 
     def _look(self) -> _Seen:
         held = chain.from_iterable(map(dict.values, self._homes))
-        tensors = [*(tensor for tensor in held if tensor is not None), *self._loose]
+        tensors = [*(tensor for tensor in held if tensor is not None), *self._loose, *self._moments()]
         recorded = torch._C._autograd._get_sequence_nr()
         return _Seen(tensors, _versions(tensors), recorded, [look() for look in self._looks.values()])
 
@@ -126,6 +131,12 @@ class Begun:
         owned = {id(tensor) for home in homes for tensor in home.values()}
         groups = (group["params"] for optimizer in self._optimizers for group in optimizer.param_groups)
         return homes, [tensor for tensor in chain.from_iterable(groups) if id(tensor) not in owned]
+
+    def _moments(self) -> list[Tensor]:
+        """What optimizers hold for each parameter; none before their first step."""
+        held = (of for optimizer in self._optimizers for of in optimizer.state.values())
+        values = chain.from_iterable(of.values() for of in held if isinstance(of, dict))
+        return [value for value in values if isinstance(value, Tensor)]
 
     def _positions(self) -> object:
         """By ``get_state`` for torch's: in memory, a generator that was put back may look different."""
