@@ -111,7 +111,8 @@ class DurableSession:
         samples to be repeated or skipped. Under "exact-order" a restart may have another number of processes;
         ``from_first``: what of the state may then be the first one's though it differed between them
         (``("model/bn.running_*",)``). On a process that the checkpoint does not know the global random
-        streams begin anew, and a generator in ``state`` goes on as the first one's. Raises what ``Run.open`` and ``Run.load`` raise, ``PromiseError``
+        streams begin anew, and a generator in ``state`` goes on as the first one's.
+        Raises what ``Run.open`` and ``Run.load`` raise, ``PromiseError``
         when the loader cannot keep what is promised, and ``UsageError`` naming an object of ``state`` that
         cannot be saved. Trouble with the storage and whatever else a person should know is told as
         warnings.
