@@ -56,6 +56,15 @@ def test_without_workers_the_verdict_says_what_it_leaves_out() -> None:
     assert "added to its step" in judge(Need(1000, 0.05), metrics(0.01), workers=0, cpus=2).reason
 
 
+def test_without_workers_a_slow_fetch_is_no_more_than_its_part_of_the_mean() -> None:
+    """Every fetch blocks the loop then: a hiccup of one in fifty is not what a loop waits for."""
+    need = Need(tokens=1000, step_s=0.05)
+    hiccups, slow = metrics(*[0.01] * 98, *[0.5] * 2), metrics(*[0.1] * 100)
+    assert judge(need, hiccups, workers=0, cpus=2).sufficient
+    assert not judge(need, hiccups, workers=1, cpus=2).sufficient
+    assert not judge(need, slow, workers=0, cpus=2).sufficient
+
+
 @pytest.mark.parametrize("fields", [(0, 1), (1, 0), (1, float("inf")), (float("nan"), 1), (1, 1, 0)])
 def test_a_need_that_makes_no_sense_is_refused(fields: tuple[float, ...]) -> None:
     with pytest.raises(UsageError):

@@ -62,8 +62,8 @@ def judge(need: Need, measured: Metrics, *, workers: int, cpus: int, q: float = 
 
     A fetch takes t seconds and ``max(workers, 1)`` run at once, so the supply is tokens * workers / t. The
     mean and the q-quantile of t give two rates; both must reach R_req. Without workers the fetch adds
-    to the step instead of running beside it, so it has to be free: the verdict says so. Nothing measured
-    is not sufficient.
+    to the step instead of running beside it: the verdict says so, and the mean alone decides, for then a
+    slow one stops the step by no more than it adds to the mean. Nothing measured is not sufficient.
     """
     mean_s, tail_s = measured.fetch.mean, measured.fetch.quantile(q)
     if mean_s is None or tail_s is None:
@@ -76,7 +76,7 @@ def judge(need: Need, measured: Metrics, *, workers: int, cpus: int, q: float = 
     if mean < need.rate:
         reason = f"{numbers}, supplied {mean:.4g}/s on average: {held}"
         return Verdict(False, reason, need.rate, mean, tail, bottleneck)
-    if tail < need.rate:
+    if workers and tail < need.rate:
         reason = (
             f"{numbers}, supplied {mean:.4g}/s on average, but {tail:.4g}/s at the {q:.0%} quantile of a "
             f"fetch ({tail_s:.3g} s): slow ones stop the step; {held}"
