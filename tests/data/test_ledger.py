@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
+
 import numpy as np
 import pytest
 import torch
 
+from durable_core.data import DurableLoader
 from durable_core.data import ledger as module
 from durable_core.data.cursor import Cursor
 from durable_core.data.ledger import Ledger, Tag
@@ -272,3 +276,25 @@ def test_a_row_has_the_amounts_and_flags_of_its_batch_and_another_what_was_left_
     assert (left_out.step, left_out.batch, left_out.ids.tolist()) == (1, 0, [7, 9])
     assert left_out.skipped and left_out.no_update and left_out.amounts is None
     assert ledger.cursor.consumed_samples == 4
+
+
+def told_of(steps: list[tuple[int, int]], *, batches: int = 6, accumulate: int = 3) -> list[str]:
+    """What is said of (step, batches acknowledged) by a loader of ``batches`` an epoch."""
+    loader = DurableLoader(range(batches), 1, seed=1, dataset_id="x", accumulate=accumulate)
+    taken = itertools.chain.from_iterable(itertools.repeat(loader))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for step, count in steps:
+            for _ in range(count):
+                next(taken)
+            loader.acknowledge(count, step=step)
+    return [str(warning.message) for warning in found]
+
+
+def test_a_step_of_other_batches_than_was_claimed_is_told_once() -> None:
+    (told,) = told_of([(1, 3), (2, 2), (3, 1), (4, 2), (5, 3)], batches=20)
+    assert "step 2 had 2 batches" in told and "accumulate=3" in told
+    assert not told_of([(1, 3), (2, 1), (2, 2), (3, 3)])  # one by one
+    assert not told_of([(1, 3), (2, 2), (3, 3), (4, 2), (5, 3)], batches=5)  # the end of an epoch
+    assert not told_of([(1, 3), (2, 2), (2, 3), (3, 2), (4, 3)], batches=5)  # no step of its own
+    assert not told_of([(1, 1), (2, 2), (3, 1)], accumulate=1)  # nothing was claimed

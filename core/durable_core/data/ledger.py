@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ class Ledger:
         self._leaving = False
         self._acknowledged = 0
         self._last_step: int | None = None
+        self._of_step: int | None = 0  # batches of it; None when an epoch ended within it
+        self._claim_told = False
         self._given, self._kept = 0, MAX_KEPT
         self._forgotten = 0
 
@@ -181,8 +184,29 @@ class Ledger:
                 f"{n} batches acknowledged at step {step}, of {len(self._outstanding)} handed over",
                 hint="acknowledge each batch once, and before the epoch is left",
             )
+        if step != self._last_step:
+            self._check_claim()
+            self._of_step = 0
+        elif not self._due[1]:
+            self._of_step = None
         for _ in range(n):
             self._acknowledge_oldest(step, no_update)
+        if self._of_step is not None:
+            self._of_step += n
+
+    def _check_claim(self) -> None:
+        """Warn once when a step has had other than ``accumulate`` batches, and the epoch went on after it:
+        a restart with batches of another size would keep together what no step has."""
+        claimed, step = self._cursor.accumulate, self._last_step
+        if step is None or claimed == 1 or self._claim_told or self._of_step in (None, claimed):
+            return
+        if self._due[1] and self._outstanding[0].epoch == self._due[0]:
+            self._claim_told = True
+            warnings.warn(
+                f"data: step {step} had {self._of_step} batches, and the loader was told "
+                f"accumulate={claimed}: a restart with another batch_size x replicas would make other steps",
+                stacklevel=4,
+            )
 
     def _acknowledge_oldest(self, step: int, no_update: bool) -> None:
         tag = self._outstanding[0]
