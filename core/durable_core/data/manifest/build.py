@@ -7,7 +7,6 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from durable_core.data.manifest.describe import Description, Lengths, SampleIds
 from durable_core.data.manifest.model import DataObject, DatasetManifest
 from durable_core.data.manifest.sources import Found, gather
 from durable_core.data.manifest.store import Previous
+from durable_core.data.manifest.threads import in_threads
 from durable_core.data.physical.retry import Retries
 from durable_core.data.readers import (
     ObjectIndex,
@@ -138,13 +138,9 @@ def build(
     about = _about(how, described)
     previous = None if update is None else Previous.load(update)
     known = {} if previous is None else _reusable(previous, about, how)
-    with ThreadPoolExecutor(jobs, thread_name_prefix="durable-build") as pool:
-        try:
-            work = partial(_facts, location=found.location, how=how, known=known)
-            facts = [each for group in pool.map(work, found.names) for each in group]
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    work = partial(_facts, location=found.location, how=how, known=known)
+    groups = in_threads(work, found.names, jobs=jobs, name="durable-build")
+    facts = [each for group in groups for each in group]
     facts.sort(key=lambda each: each.name)
     return _merged(facts, about, found, how, known, allow_empty=allow_empty, now=began)
 

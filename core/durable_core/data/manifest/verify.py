@@ -6,7 +6,6 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 from durable_core.clock import Clock
 from durable_core.data.files import File, Location, open_file, open_location
 from durable_core.data.manifest.model import DataObject, DatasetManifest
+from durable_core.data.manifest.threads import in_threads
 from durable_core.data.physical.retry import Retries
 from durable_core.errors import (
     CorruptError,
@@ -92,14 +92,9 @@ def verify(
     location = open_location(root, retries=retries, options=options, clock=clock)
     count = len(manifest.objects)
     chosen = set(range(count)) if sample is None else set(spread(count, sample))
-    with ThreadPoolExecutor(jobs, thread_name_prefix="durable-verify") as pool:
-        try:
-            look = partial(_look, location=location, known=_by_digest(manifest))
-            work = [(item, at in chosen) for at, item in enumerate(manifest.objects)]
-            found = list(pool.map(look, work))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    look = partial(_look, location=location, known=_by_digest(manifest))
+    work = [(item, at in chosen) for at, item in enumerate(manifest.objects)]
+    found = in_threads(look, work, jobs=jobs, name="durable-verify")
     faults = [fault for _, fault in found if fault is not None]
     read = [nbytes for nbytes, _ in found if nbytes is not None]
     faults = _renamed(faults, manifest, location)
