@@ -11,7 +11,6 @@ from durable_core import errors, events
 from durable_core.commit.retention import Retention
 from durable_core.engine.inspect import open_run
 from durable_core.session import Run, Settings
-from durable_core.session.settings import launch_id
 from durable_core.spec import ModelSpec, RunSpec, Target
 
 
@@ -145,13 +144,6 @@ def test_a_fenced_launch_restarted_by_an_unaware_supervisor_is_refused(
     first.close()
     taken = start(tmp_path, takeover=True)
     taken.close()
-
-
-def test_the_launch_is_its_supervisors() -> None:
-    assert launch_id({}) is None
-    assert launch_id({"TORCHELASTIC_RUN_ID": "none"}) is None
-    assert launch_id({"TORCHELASTIC_RUN_ID": "a", "SLURM_JOB_ID": "7"}) == "torchelastic_run_id:a"
-    assert launch_id({"SLURM_JOB_ID": "7"}) == "slurm_job_id:7"
 
 
 def test_a_finished_run_is_opened_for_reading(tmp_path: Path) -> None:

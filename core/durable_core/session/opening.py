@@ -14,10 +14,11 @@ from durable_core.commit import claim, ending
 from durable_core.commit.journal import EMPTY, View, replay_whole
 from durable_core.commit.state import CheckpointInfo, RunState
 from durable_core.engine import heartbeat
+from durable_core.engine.launched import launch_id
 from durable_core.engine.performer import Performer
 from durable_core.errors import RunBusy, RunEnded, RunNotFoundError, UsageError
 from durable_core.session import software
-from durable_core.session.settings import Settings, launch_id, takeover_requested
+from durable_core.session.settings import Settings, takeover_requested
 from durable_core.spec import Comparison, RunSpec, check_resume, compare
 from durable_core.types import Promise
 

@@ -15,6 +15,7 @@ from durable_core.commit.journal import EMPTY, View, replay
 from durable_core.commit.request import Deadlines
 from durable_core.engine import parts, restore
 from durable_core.engine.copies import Source
+from durable_core.engine.launched import Launched
 from durable_core.engine.performer import Performer
 from durable_core.engine.sealing import Distant, SnapshotSource
 from durable_core.errors import (
@@ -28,7 +29,7 @@ from durable_core.errors import (
 from durable_core.format.manifest import Manifest
 from durable_core.session.adopting import Adopted, Adopter
 from durable_core.session.opening import Coordinator, Opening, RestorePoint
-from durable_core.session.settings import Settings, restart_reason
+from durable_core.session.settings import Settings
 from durable_core.session.status import Board
 from durable_core.session.stores import Stores
 from durable_core.session.world import World
@@ -132,7 +133,7 @@ class Restorer:
         coordinator = self._coordinator
         claimed = None if coordinator is None else coordinator.claimed
         replaced = None if claimed is None else Replaced.by(claimed)
-        adopted = adopter.run(replaced, self.view(opening.generation), restart_reason())
+        adopted = adopter.run(replaced, self.view(opening.generation), Launched.of().reason)
         self._given_up = adopter.given_up
         if adopted is not None and coordinator is not None:
             coordinator.view = adopted.view

@@ -79,24 +79,5 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise UsageError(f"{name}={value!r}", hint="one of " + ", ".join(repr(a) for a in allowed))
 
 
-def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The identity of the launch that started this process, as its supervisor tells it.
-
-    A supervisor that restarts a process keeps its identity (an elastic run id, a Slurm job id), so a
-    process that was fenced and is restarted unaware stays superseded. ``None``: there is no
-    supervisor; every start is a launch of its own.
-    """
-    for name in ("DURABLE_LAUNCH_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
-        value = environ.get(name, "")
-        if value and value != "none":  # torchrun's default run id is the word "none"
-            return f"{name.lower()}:{value}"
-    return None
-
-
-def restart_reason(environ: Mapping[str, str] = os.environ) -> str:
-    """The failure class (``F12``, ...) this start follows, as the supervisor tells it; ``""``: not known."""
-    return environ.get("DURABLE_RESTART_REASON", "")
-
-
 def takeover_requested(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get("DURABLE_TAKEOVER", "") not in ("", "0", "false")

@@ -1,0 +1,130 @@
+"""L4. What a process is told by the launcher that started it: the contract between launcher and worker.
+
+Environment goes down, files in the *run directory* come up. That directory is the launcher's, one per node
+and launch, in memory (tmpfs), gone with it; nothing in it is needed for correctness.
+
+===========================  ================================================================================
+``DURABLE_LAUNCH_ID``        the launch; ``launch_id`` makes of it what stands in the records
+``DURABLE_RUN_ID``           the run that ``DURABLE_GENERATION`` belongs to
+``DURABLE_GENERATION``       the generation the launcher has claimed for these workers; absent: they claim
+``DURABLE_RUN_DIR``          the run directory
+``DURABLE_ATTEMPT``          ``<launch>/<number>``: in the environment of everything a worker starts, so that
+                             what is left of an attempt can be found and ended
+``DURABLE_RESTART_REASON``   the failure class this start follows (``F1`` ... ``F20``)
+``DURABLE_RESTART_ONSET``    for ``F12``/``F13``: the step from which on nothing is trusted
+``DURABLE_SPEC``             path of the frozen spec (JSON) that the run was launched with
+===========================  ================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from durable_core.errors import UsageError
+
+#: A worker writes the stacks of all its threads into ``RunFiles.stacks`` when it gets this signal.
+DUMP_SIGNAL = signal.SIGRTMIN + 4
+
+
+@dataclass(frozen=True)
+class Launched:
+    """``None`` or ``""`` where the launcher said nothing, or there is none."""
+
+    generation: int | None = None
+    run_id: str = ""
+    run_dir: Path | None = None
+    rank: int = 0
+    attempt: str = ""
+    reason: str = ""
+    onset: int | None = None
+    spec: Path | None = None
+
+    @staticmethod
+    def of(environ: Mapping[str, str] = os.environ) -> Launched:
+        """``UsageError`` for a number that is none: whoever set it must know."""
+        run_dir, spec = environ.get("DURABLE_RUN_DIR", ""), environ.get("DURABLE_SPEC", "")
+        return Launched(
+            generation=_count(environ, "DURABLE_GENERATION"),
+            run_id=environ.get("DURABLE_RUN_ID", ""),
+            run_dir=Path(run_dir) if run_dir else None,
+            rank=_count(environ, "RANK") or 0,
+            attempt=environ.get("DURABLE_ATTEMPT", ""),
+            reason=environ.get("DURABLE_RESTART_REASON", ""),
+            onset=_count(environ, "DURABLE_RESTART_ONSET"),
+            spec=Path(spec) if spec else None,
+        )
+
+    @property
+    def files(self) -> RunFiles | None:
+        return None if self.run_dir is None else RunFiles(self.run_dir)
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where things are in a run directory. Ranks are those of this attempt: an address, not an identity."""
+
+    root: Path
+
+    def beat(self, rank: int) -> Path:
+        """``engine.beats``: how far a worker is. Written by the worker."""
+        return self.root / "beats" / str(rank)
+
+    def words(self, rank: int) -> Path:
+        """``engine.words``: the error that a worker ended with. Written by the worker, at its end."""
+        return self.root / "words" / f"{rank}.json"
+
+    def stacks(self, rank: int) -> Path:
+        """What faulthandler wrote at ``DUMP_SIGNAL``. Written by the worker."""
+        return self.root / "stacks" / f"{rank}.txt"
+
+    @property
+    def opened(self) -> Path:
+        """``engine.words``: which run the workers opened. Written by the coordinator's worker."""
+        return self.root / "opened.json"
+
+    @property
+    def facts(self) -> Path:
+        """What the agent knows of its group. Written by the agent."""
+        return self.root / "facts.json"
+
+    @property
+    def requests(self) -> Path:
+        """One file for each thing that the controller asks of the agent, named by its op_id."""
+        return self.root / "requests"
+
+    def clear(self, rank: int) -> None:
+        """Before a new worker gets this rank: what the one before left there is not about it."""
+        for path in (self.beat(rank), self.words(rank), self.stacks(rank)):
+            path.unlink(missing_ok=True)
+
+    def prepare(self) -> RunFiles:
+        for name in ("beats", "words", "stacks", "requests"):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+        return self
+
+
+def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The identity of the launch that started this process, as its supervisor tells it.
+
+    A supervisor that restarts a process keeps its identity (an elastic run id, a Slurm job id), so a
+    process that was fenced and is restarted unaware stays superseded. ``None``: there is no
+    supervisor; every start is a launch of its own.
+    """
+    for name in ("DURABLE_LAUNCH_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
+        value = environ.get(name, "")
+        if value and value != "none":  # torchrun's default run id is the word "none"
+            return f"{name.lower()}:{value}"
+    return None
+
+
+def _count(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise UsageError(f"{name}={text!r} is not a number", hint="it is set by the launcher")
+    return int(text)
