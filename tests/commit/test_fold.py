@@ -367,3 +367,38 @@ def test_the_vector_is_a_list():
             vector[bad]
         with pytest.raises(IndexError):
             vector.replace(bad, 0)
+
+
+def reconciling(state, epoch, launch="C"):
+    state, verdict = apply(
+        state, record(Kind.CONTROLLER_CLAIMED, {"reconciles": True}, epoch=epoch, launch=launch)
+    )
+    assert verdict.effective
+    return state
+
+
+def said(state, *, epoch, g=1, launch="C", seq=9):
+    payload = {"state": "suspect", "reason": "", "evidence": {}}
+    return apply(state, record(Kind.RUN_STATE, payload, epoch=epoch, g=g, launch=launch, seq=seq))
+
+
+def test_where_the_run_stands_is_said_by_the_newest_controller_that_reconciles():
+    state = run(0)
+    refused(said(state, epoch=1), Cause.STALE)
+    state = reconciling(state, 2)
+    maintained_since, _ = apply(state, record(Kind.CONTROLLER_CLAIMED, epoch=3, launch="D"))
+    state, verdict = said(maintained_since, epoch=2, seq=12)
+    assert verdict.effective and state.phase.payload["state"] == "suspect" and state.phase.seq == 12
+    refused(said(state, epoch=3), Cause.STALE)
+    refused(said(reconciling(state, 4, "E"), epoch=2), Cause.STALE)
+
+
+def test_where_the_run_stands_is_said_of_the_live_generation():
+    state, _ = said(reconciling(run(0), 2), epoch=2)
+    refused(said(state, epoch=2, g=2), Cause.STALE)
+    begun, _ = started(state, 0, g=2)
+    assert begun.phase is None
+    refused(said(begun, epoch=2, g=1), Cause.STALE)
+    ended, _ = apply(state, record(Kind.RUN_FAILED, {"reason": "x"}))
+    assert ended.phase is None
+    refused(said(ended, epoch=2), Cause.ENDED)

@@ -85,6 +85,7 @@ PAYLOADS = {
     Kind.GENERATION_STARTED: {
         "restore_point": None, "manifest_digest": None, "members": ["dp0"], "takeover": False,
     },
+    Kind.RUN_STATE: {"state": "suspect", "reason": "x", "evidence": {"rank": 1}},
     Kind.CHECKPOINT_ALLOCATED: {"c": 0, "step": 0, "parent": None},
     Kind.CHECKPOINT_COMMITTED: {
         "c": 7, "step": 40, "parent": 5, "manifest": NAME.manifest, "manifest_digest": SHA, "bytes": 9,

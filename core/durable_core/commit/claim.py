@@ -151,16 +151,18 @@ def _without_foreign_fork(state: RunState, launch_id: str) -> RunState:
     return state if fork is None or fork.launch_id == launch_id else replace(state, pending_fork=None)
 
 
-def claim_controller(view: View, launch_id: str) -> Program[tuple[View, int]]:
+def claim_controller(view: View, launch_id: str, *, reconciles: bool = False) -> Program[tuple[View, int]]:
     """Take the next controller epoch; returns it. The one before can maintain the run no more.
 
-    Workers are not disturbed. Raises as ``append``; ``LostSlot`` after ``CLAIM_ROUNDS`` lost races.
+    ``reconciles``: from now on this one alone says where the run stands (``enter``). Workers are not
+    disturbed. Raises as ``append``; ``LostSlot`` after ``CLAIM_ROUNDS`` lost races.
     """
     view = yield from replay(view)
+    payload = {"reconciles": True} if reconciles else {}
     for _ in range(CLAIM_ROUNDS):
         state = view.state
         epoch = state.epoch + 1
-        draft = Draft(Kind.CONTROLLER_CLAIMED, {}, state.generation, launch_id, epoch)
+        draft = Draft(Kind.CONTROLLER_CLAIMED, payload, state.generation, launch_id, epoch)
         try:
             view = yield from append(view, draft)
         except LostSlot:
@@ -168,6 +170,22 @@ def claim_controller(view: View, launch_id: str) -> Program[tuple[View, int]]:
             continue
         return view, epoch
     raise LostSlot(f"controller epoch: lost {CLAIM_ROUNDS} races for it")
+
+
+def enter(
+    view: View, payload: Mapping[str, Any], *, launch_id: str, epoch: int, generation: int, op_id: str
+) -> Program[View]:
+    """``run.state``: the run has come to the state that ``payload`` names, in ``generation``.
+
+    ``op_id`` follows from what led there, so that whoever comes to the same once more appends nothing. Raises
+    ``Fenced`` when another controller reconciles this run or it is at another generation, ``RunEnded``, or as
+    ``append``.
+    """
+    phase = view.state.phase
+    if phase is not None and phase.op_id == op_id:
+        return view
+    draft = Draft(Kind.RUN_STATE, payload, generation, launch_id, epoch, op_id)
+    return (yield from append(view, draft))
 
 
 def maintain(view: View, kind: Kind, payload: Mapping[str, Any], launch_id: str) -> Program[View]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from durable_core.commit import rules as r
 from durable_core.commit.rules import Cause, Refusal, Rule
-from durable_core.commit.state import CheckpointInfo, Failure, Fork, Life, RunState, Terminal
+from durable_core.commit.state import CheckpointInfo, Failure, Fork, Life, Phase, RunState, Terminal
 from durable_core.commit.vector import Vector
 from durable_core.format.layout import CheckpointName
 from durable_core.format.record import Kind, Record
@@ -79,6 +79,7 @@ def _start(state: RunState, record: Record) -> RunState:
         head=p["restore_point"],
         draining=None,
         pending_fork=None,
+        phase=None,
         lives=state.lives.append(Life(record.generation, record.time, members=tuple(p["members"]))),
     )
     fork = state.pending_fork
@@ -111,7 +112,13 @@ def _fork(state: RunState, record: Record) -> RunState:
 
 
 def _claim_controller(state: RunState, record: Record) -> RunState:
-    return replace(state, epoch=record.epoch, controller=record.launch_id)
+    reconciler = record.epoch if record.payload.get("reconciles", False) else state.reconciler
+    return replace(state, epoch=record.epoch, controller=record.launch_id, reconciler=reconciler)
+
+
+def _enter(state: RunState, record: Record) -> RunState:
+    phase = Phase(record.seq, record.generation, record.op_id, record.payload, record.time)
+    return replace(state, phase=phase)
 
 
 def _allocate(state: RunState, record: Record) -> RunState:
@@ -206,7 +213,7 @@ def _end(outcome: str) -> Effect:
     def effect(state: RunState, record: Record) -> RunState:
         terminal = Terminal(outcome, record.seq, record.payload.get("c"), record.payload)
         lives = _living(state, ended=True)
-        return replace(state, terminal=terminal, active=False, draining=None, lives=lives)
+        return replace(state, terminal=terminal, active=False, draining=None, phase=None, lives=lives)
 
     return effect
 
@@ -247,6 +254,7 @@ AUTHORITY: Table = {
     ),
     Kind.RUN_FORKED: Row((*_CLAIM, r.fork_origin_usable), _fork),
     Kind.CONTROLLER_CLAIMED: Row((r.run_exists, r.next_epoch), _claim_controller),
+    Kind.RUN_STATE: Row((r.run_exists, r.keeps_the_state, r.not_terminal, r.same_generation), _enter),
     Kind.CHECKPOINT_ALLOCATED: Row(
         (
             *_WORKER,

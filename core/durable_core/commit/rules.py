@@ -284,6 +284,13 @@ def same_epoch(state: RunState, record: Record) -> Refusal | None:
     return Refusal(Cause.STALE, f"controller epoch {record.epoch} is not the current one, {state.epoch}")
 
 
+def keeps_the_state(state: RunState, record: Record) -> Refusal | None:
+    """Of several controllers the newest says where the run stands."""
+    if record.epoch == state.reconciler:
+        return None
+    return Refusal(Cause.STALE, f"controller epoch {record.epoch} was replaced by {state.reconciler}")
+
+
 def is_committed(state: RunState, record: Record) -> Refusal | None:
     """Committed, perhaps corrupt; not retired."""
     return _in_state(state, record, _COMMITTED)

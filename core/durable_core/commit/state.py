@@ -124,6 +124,18 @@ class Life:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """Where the run's controller says that it stands (``run.state``), since ``time``; ``launch.machine`` knows
+    what a state means. ``payload``: state, reason, evidence."""
+
+    seq: int
+    generation: int
+    op_id: str
+    payload: Json
+    time: float
+
+
+@dataclass(frozen=True)
 class Fork:
     """A change of spec: ``origin`` is the checkpoint it starts from, ``external`` a foreign one."""
 
@@ -156,7 +168,9 @@ class RunState:
     generation is needed after ``run.extended``). ``restore_point``: what the current generation
     started from. ``head``: the newest effective commit, or the restore point when a generation has
     just started; ``None`` before the first commit. ``distrusted``: keys of objects ever marked damaged, and
-    prefixes of checkpoints marked as a whole; nothing of them is reused.
+    prefixes of checkpoints marked as a whole; nothing of them is reused. ``reconciler``: epoch of
+    the newest controller that keeps ``phase``; maintenance takes later epochs, and leaves it its office.
+    ``phase``: ``None`` from the start of a generation, or the end of the run, until the next one is said.
     """
 
     run_id: str = ""
@@ -174,6 +188,8 @@ class RunState:
     restore_point: int | None = None
     epoch: int = 0
     controller: str = ""
+    reconciler: int = 0
+    phase: Phase | None = None
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     head: int | None = None
     commits: int = 0

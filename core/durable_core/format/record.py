@@ -24,6 +24,7 @@ class Kind(str, enum.Enum):
     RUN_CREATED = "run.created"
     GENERATION_STARTED = "generation.started"
     CONTROLLER_CLAIMED = "controller.claimed"
+    RUN_STATE = "run.state"
     CHECKPOINT_ALLOCATED = "checkpoint.allocated"
     CHECKPOINT_COMMITTED = "checkpoint.committed"
     CHECKPOINT_ABORTED = "checkpoint.aborted"
@@ -122,6 +123,7 @@ PAYLOADS: dict[Kind, dict[str, Type]] = {
         "takeover": BOOL,
     },
     Kind.CONTROLLER_CLAIMED: {},
+    Kind.RUN_STATE: {"state": TEXT, "reason": TEXT, "evidence": OBJECT},
     Kind.CHECKPOINT_ALLOCATED: {"c": COUNT, "step": COUNT, "parent": COUNT.or_null()},
     Kind.CHECKPOINT_COMMITTED: {
         "c": COUNT, "step": COUNT, "parent": COUNT.or_null(), "manifest": KEY, "manifest_digest": DIGEST,

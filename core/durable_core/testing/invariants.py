@@ -48,6 +48,7 @@ class Auditor:
         self.restore_point: int | None = None
         self.head: int | None = None
         self.epoch = 0
+        self.reconciler = 0
         self.created = False
         self.ended = ""
         self.promise = ""
@@ -237,6 +238,16 @@ class Auditor:
         if record.epoch != self.epoch + 1:
             self.complain(f"{where}: epoch {record.epoch} follows {self.epoch}")
         self.epoch = record.epoch
+        if record.payload.get("reconciles"):
+            self.reconciler = record.epoch
+
+    def _state(self, record: Record, where: str) -> None:
+        if record.epoch != self.reconciler:
+            self.complain(f"{where}: effective under epoch {record.epoch}, but {self.reconciler} reconciles")
+        if record.generation != self.generation:
+            self.complain(f"{where}: said of g{record.generation} in g{self.generation}")
+        if self.ended:
+            self.complain(f"{where}: effective although the run had ended")
 
     def _mark(self, record: Record, where: str) -> Fact | None:
         if record.epoch != self.epoch:
@@ -281,6 +292,7 @@ class Auditor:
         Kind.RUN_CREATED: _create,
         Kind.GENERATION_STARTED: _start,
         Kind.CONTROLLER_CLAIMED: _claim,
+        Kind.RUN_STATE: _state,
         Kind.CHECKPOINT_ALLOCATED: _allocate,
         Kind.CHECKPOINT_COMMITTED: _commit,
         Kind.CHECKPOINT_ABORTED: _abort,

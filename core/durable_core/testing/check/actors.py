@@ -247,6 +247,20 @@ def controller(launch: str, *acts: tuple[Kind, int]) -> Start:
     return guarded(body)
 
 
+def reconciler(launch: str, *states: str) -> Start:
+    """Takes the reconciling office, and says where the run stands of the generation that it saw then."""
+
+    def body(view: View, notes: Notes) -> Program[None]:
+        view, epoch = yield from claim_controller(view, launch, reconciles=True)
+        generation = view.state.generation
+        for state in states:
+            payload = {"state": state, "reason": "seen", "evidence": {}}
+            draft = Draft(Kind.RUN_STATE, payload, generation, launch, epoch)
+            view = yield from record(view, notes, draft)
+
+    return guarded(body)
+
+
 def canceller(launch: str, principal: str = "operator") -> Start:
     def body(view: View, notes: Notes) -> Program[None]:
         yield from ending.cancel(view, launch_id=launch, principal=principal, reason="enough")

@@ -170,6 +170,7 @@ _SUSPECTS = {
     "forks against": ("follows_fork", "fork_origin_usable", "not_fork_origin"),
     "epochs decided once": ("next_epoch", "same_epoch", "is_sound", "not_head"),
     "retirement of what": ("is_committed",),
+    "two that say": ("keeps_the_state",),
     "who may end": ("promise_falls", "run_succeeded", "principal_allowed"),
     "a report after": ("generation_active",),
     "two adoptions": ("adopts_the_replaced", "adoption_is_first"),

@@ -20,6 +20,7 @@ from durable_core.testing.check.actors import (
     impostor,
     late_committer,
     nothing,
+    reconciler,
     says,
     starts_from,
     stubborn,
@@ -162,6 +163,12 @@ SCENARIOS: tuple[Scenario, ...] = (
             controller("C2", (_GOOD, 0), (_RETIRE, 0)),
             controller("C3", (_CORRUPT, 0), (_RETIRE, 1)),
         ),
+        0,
+    ),
+    Scenario(
+        "two that say where the run stands",
+        created("L1", 1),
+        (reconciler("L1", "suspect"), reconciler("L1", "fencing"), controller("C1", (_GOOD, 0))),
         0,
     ),
     Scenario(
