@@ -6,6 +6,7 @@ import pytest
 from commit_harness import DIGEST, Store, model_at, new_run, request, start
 
 from durable_core.commit import ending
+from durable_core.commit.adopt import Replaced
 from durable_core.commit.claim import (
     Choice,
     choose_restore_point,
@@ -13,10 +14,12 @@ from durable_core.commit.claim import (
     claim_generation,
     maintain,
     mark_corrupt,
+    taken,
 )
 from durable_core.commit.journal import EMPTY, replay
 from durable_core.commit.save import save_coordinator
 from durable_core.errors import (
+    Fenced,
     LostSlot,
     NoUsableCheckpoint,
     RecordRefused,
@@ -203,3 +206,59 @@ def test_a_claim_that_always_loses_gives_up(store):
     with pytest.raises(LostSlot, match="lost 16 races"):
         start(store, "L2")
     assert taken[0] == 16
+
+
+def test_a_worker_of_an_older_attempt_never_fences_its_successor(store):
+    start(store)
+    second = start(store)  # another attempt of the same launch
+    for _ in range(2):
+        with pytest.raises(Fenced, match="run is at generation 2"):
+            start(store, after=1)
+    assert store.run(replay(EMPTY)).state.generation == 2
+    assert start(store, after=2).token == Token(3, second.token.launch_id)
+
+
+def test_a_claim_after_ones_own_loses_to_whoever_claims_first(store):
+    """The other's record takes the slot between the look and the claim."""
+    start(store)
+    programs = [claim_generation(EMPTY, launch_id="L1", members=("dp0",), after=1) for _ in range(2)]
+    outcomes = store.together(*((program, {}, "dp0") for program in programs))
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Claim", "Fenced"]
+    assert store.run(replay(EMPTY)).state.generation == 2
+
+
+def test_after_another_launch_took_over_nothing_of_the_first_is_claimed(store):
+    start(store)
+    start(store, "L2")
+    with pytest.raises(Superseded):
+        start(store, after=1)
+    with pytest.raises(Superseded):
+        start(store, after=2)  # that generation is not of this launch
+
+
+def test_a_claim_that_was_made_for_a_worker_is_as_if_it_had_made_it(store):
+    first = start(store)
+    commits(store, first, 1, 2)
+    made = start(store)
+    found = store.run(taken(EMPTY, made.token))
+    assert (found.token, found.restore_point) == (made.token, made.restore_point)
+    assert found.before == made.before and found.before.generation == 1
+    assert Replaced.by(found) == Replaced.by(made)
+    later = commits(store, found, 3)
+    assert later.state.head_step == 3
+    assert store.run(taken(EMPTY, made.token)).before == made.before
+
+
+@pytest.mark.parametrize("token", [Token(1, "L1"), Token(3, "L1"), Token(2, "L2")])
+def test_a_claim_that_is_not_the_newest_is_not_taken(store, token):
+    start(store)
+    start(store)
+    with pytest.raises(Fenced):
+        store.run(taken(EMPTY, token))
+
+
+def test_the_claim_of_an_ended_run_is_not_taken(store):
+    claim = start(store)
+    store.run(ending.cancel(EMPTY, launch_id="op", principal="operator", reason="enough"))
+    with pytest.raises(RunEnded):
+        store.run(taken(EMPTY, claim.token))

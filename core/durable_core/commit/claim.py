@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from durable_core.commit.effects import Program
+from durable_core.commit.fence import token_error
 from durable_core.commit.journal import Draft, View, append, replay, settle
 from durable_core.commit.state import CheckpointInfo, RunState
 from durable_core.errors import Fenced, LostSlot, NoUsableCheckpoint, RecordRefused, RunNotFoundError
@@ -111,12 +112,17 @@ def claim_generation(
     takeover: bool = False,
     choose: Chooser = choose_restore_point,
     topology: Mapping[str, Any] | None = None,
+    after: int | None = None,
 ) -> Program[Claim]:
     """Start the next generation from the restore point that ``choose`` picks at the tail.
 
-    Raises ``Superseded`` when another launch has taken the run over and ``takeover`` is not set,
-    ``RunEnded``, ``RunNotFoundError``, ``NoUsableCheckpoint`` (from ``choose``), ``RecordRefused`` for a
-    choice that cannot be restored, ``LostSlot`` after ``CLAIM_ROUNDS`` lost races, or the tier's errors.
+    ``after``: the generation of this launch that the claimant belongs to. Only the one directly after it is
+    claimed: a process of an older attempt that wakes up late must not fence the one that replaced it.
+
+    Raises ``Fenced`` when the run is not at ``after``, ``Superseded`` when another launch has taken the run
+    over and ``takeover`` is not set, ``RunEnded``, ``RunNotFoundError``, ``NoUsableCheckpoint`` (from
+    ``choose``), ``RecordRefused`` for a choice that cannot be restored, ``LostSlot`` after ``CLAIM_ROUNDS``
+    lost races, or the tier's errors.
     """
     view = yield from settle(view)  # a doubt that ended later would come between the choice and the claim
     view = yield from replay(view)
@@ -124,6 +130,8 @@ def claim_generation(
         state = view.state
         if not state.exists:
             raise RunNotFoundError("no run in this journal", hint="create it first")
+        if after is not None:
+            _refuse_unless_live(state, Token(after, launch_id))
         choice = choose(_without_foreign_fork(state, launch_id))
         info = None if choice.c is None else state.checkpoints.get(choice.c)
         payload: dict[str, Any] = {
@@ -141,8 +149,27 @@ def claim_generation(
         except LostSlot:
             view = yield from replay(view)
             continue
-        return Claim(view, token, info, choice, state)
+        return Claim(view, token, info, choice, view.replaced)
     raise LostSlot(f"generation {view.state.generation + 1}: lost {CLAIM_ROUNDS} races for it")
+
+
+def taken(view: View, token: Token) -> Program[Claim]:
+    """The claim of ``token``, that another process of its launch has made for this one.
+
+    Raises ``Fenced`` (``Superseded``) when the run is at another generation, ``RunEnded``, or as ``replay``.
+    """
+    view = yield from replay(view)
+    state = view.state
+    _refuse_unless_live(state, token)
+    c = state.restore_point
+    info = None if c is None else state.checkpoints[c]
+    return Claim(view, token, info, Choice(c, f"claimed for launch {token.launch_id}"), view.replaced)
+
+
+def _refuse_unless_live(state: RunState, token: Token) -> None:
+    error = token_error(state, token)
+    if error is not None:
+        raise error
 
 
 def _without_foreign_fork(state: RunState, launch_id: str) -> RunState:

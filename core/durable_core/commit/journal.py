@@ -50,7 +50,8 @@ class View:
     """The journal as one process knows it: slots ``0 .. next_seq - 1`` folded.
 
     ``tail``: digest of the last record (``""`` when there is none). ``doubt``: a record this process
-    sent to slot ``next_seq`` without learning whether it arrived.
+    sent to slot ``next_seq`` without learning whether it arrived. ``replaced``: the run as the record that
+    started the current generation found it, with the generation that it replaced.
     """
 
     state: RunState = field(default_factory=RunState)
@@ -59,6 +60,7 @@ class View:
     voids: tuple[Void, ...] = ()
     doubt: Record | None = None
     table: Table = field(default_factory=lambda: AUTHORITY, repr=False, compare=False)
+    replaced: RunState = field(default_factory=RunState, repr=False, compare=False)
 
 
 EMPTY = View()
@@ -108,7 +110,9 @@ def absorb(view: View, data: bytes) -> tuple[View, Record, Verdict]:
     if not verdict.effective:
         lack = Void(record.seq, record.kind, record.generation, record.launch_id, verdict.reason)
         voids = (*voids, lack)
-    fresh = View(state, view.next_seq + 1, record_digest(data), voids, None, view.table)
+    started = record.kind is Kind.GENERATION_STARTED and verdict.effective
+    replaced = view.state if started else view.replaced
+    fresh = View(state, view.next_seq + 1, record_digest(data), voids, None, view.table, replaced)
     return fresh, record, verdict
 
 
