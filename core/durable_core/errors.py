@@ -78,6 +78,10 @@ class OrderError(UsageError):
     """Batches were delivered or acknowledged out of order: a gap or a repeat."""
 
 
+class IllegalMove(UsageError):
+    """A run in that state knows no such event."""
+
+
 class PromiseError(UsageError):
     """The promise asked for cannot be kept on this restart."""
 

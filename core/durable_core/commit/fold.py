@@ -64,6 +64,7 @@ def _create(state: RunState, record: Record) -> RunState:
 
 def _start(state: RunState, record: Record) -> RunState:
     p = record.payload
+    members = tuple(p["members"])
     superseded = state.superseded - {record.launch_id}
     if state.launch_id and state.launch_id != record.launch_id:
         superseded |= {state.launch_id}
@@ -73,14 +74,16 @@ def _start(state: RunState, record: Record) -> RunState:
         launch_id=record.launch_id,
         active=True,
         superseded=superseded,
-        members=tuple(p["members"]),
+        members=members,
         topology=p.get("topology"),
         restore_point=p["restore_point"],
         head=p["restore_point"],
         draining=None,
         pending_fork=None,
         phase=None,
-        lives=state.lives.append(Life(record.generation, record.time, members=tuple(p["members"]))),
+        lives=state.lives.append(
+            Life(record.generation, record.time, members=members, restore_point=p["restore_point"])
+        ),
     )
     fork = state.pending_fork
     if fork is None or fork.launch_id != record.launch_id:

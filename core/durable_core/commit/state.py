@@ -113,19 +113,20 @@ class Failure:
 
 @dataclass(frozen=True)
 class Life:
-    """One generation: when it ``began``, its ``members``, the step of its planned stop, whether the run
-    ended in it."""
+    """One generation: when it ``began``, its ``members``, the checkpoint it was started from, the step of its
+    planned stop, whether the run ended in it."""
 
     generation: int
     began: float
     drain_step: int | None = None
     ended: bool = False
     members: tuple[str, ...] = ()
+    restore_point: int | None = None
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Where the run's controller says that it stands (``run.state``), since ``time``; ``launch.machine`` knows
+    """Where the controller says that the run stands (``run.state``), since ``time``; ``launch.machine`` knows
     what a state means. ``payload``: state, reason, evidence."""
 
     seq: int
