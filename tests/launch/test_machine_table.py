@@ -1,4 +1,4 @@
-"""Every state with every event, against an expectation written from the requirement and not from the table."""
+"""Every state with every event, against an expectation made from the requirement, not from the table."""
 
 from __future__ import annotations
 
