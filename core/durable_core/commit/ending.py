@@ -90,11 +90,14 @@ def lower_promise(view: View, token: Token, *, to: Promise, reason: str) -> Prog
 
 
 def record_failure(
-    view: View, token: Token, *, failure_class: str, signature: str, evidence: Any, step: int | None
-) -> Program[View]:
-    """``failure``: one line of the failure history (REC-06). Raises as ``append``."""
-    payload = {"class": failure_class, "signature": signature, "evidence": evidence, "step": step}
-    return (yield from append(view, Draft.by(token, Kind.FAILURE, payload)))
+    view: View, token: Token, *, failure_class: str, signature: str, evidence: Any, step: int | None,
+    op_id: str = "", further: Mapping[str, Any] | None = None,
+) -> Program[View]:  # fmt: skip
+    """``failure``: one line of the failure history (REC-06), ``further`` fields too. Raises as ``append``."""
+    named = {"class": failure_class, "signature": signature, "evidence": evidence, "step": step}
+    payload = {**(further or {}), **named}
+    draft = Draft(Kind.FAILURE, payload, token.generation, token.launch_id, op_id=op_id)
+    return (yield from append(view, draft))
 
 
 def drain(view: View, token: Token, *, reason: str, step: int) -> Program[View]:

@@ -1,20 +1,7 @@
-"""L5. From a root as users write it to the tier behind it."""
+"""L5. The tier behind a root, under the name that sessions know it by."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from durable_core.engine.roots import open_root as open_tier
 
-from durable_core.engine import probe
-from durable_core.engine.inspect import local_path
-from durable_core.tier.base import Tier
-from durable_core.tier.posix import PosixTier
-from durable_core.tier.remote import is_remote, open_remote
-
-
-def open_tier(root: str | Path) -> Tier:
-    """A directory, a ``file://`` URL, or an object store's (``s3://bucket/prefix``).
-
-    ``UnsupportedError`` for any other scheme, and for an object store without its client installed."""
-    if is_remote(root):
-        return open_remote(str(root), reached=probe.reached)
-    return PosixTier(local_path(root), reached=probe.reached)
+__all__ = ["open_tier"]
