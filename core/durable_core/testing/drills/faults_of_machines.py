@@ -1,0 +1,180 @@
+"""L6. Scenarios in which a host, the launcher or an operator ends what runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+from durable_core.testing.drills import namespaces
+from durable_core.testing.drills.checks import Incident, left_of
+from durable_core.testing.drills.ground import Ground, Launched
+from durable_core.testing.drills.orders import Injection
+
+DRAINED, FENCED, CANCELLED = 75, 76, 77
+
+
+def stale_writer(ground: Ground, defended: bool) -> Incident:
+    """A whole group is frozen in the middle of a save: launcher, keeper, workers. Another launch takes the
+    run over and ends it; the frozen ones wake up, and nothing that they write may count."""
+    ground.order(Injection("disk", step=12, argument="slow"), without=() if defended else ("fencing",))
+    first = ground.launch()
+    ground.until_step(17)
+    frozen = ground.processes()
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    began = ground.clock.monotonic()
+    ground.order()
+    second = ground.launch("--takeover")
+    code = ground.wait(second)
+    final, journal = ground.final(), ground.reader.view.next_seq
+    for pid in frozen:
+        os.kill(pid, signal.SIGCONT)
+    woken = ground.wait(first)
+    changed = "" if ground.final() == final else "the result of the run changed"
+    counted = ground.reader.view.next_seq - journal - len(ground.reader.view.voids)
+    written = f"{counted} of its records count" if counted > 0 else ""
+    return Incident(
+        began, ((code, 0), (woken, FENCED)), {"not overwritten": changed, "nothing counts": written}
+    )
+
+
+def node_loss(ground: Ground, defended: bool) -> Incident:
+    """Every process of the host ends at once, and its memory is empty."""
+    memory = ground.base / "memory"
+    memory.mkdir()
+    ground.order(memory=str(memory), every=5 if defended else 1000)
+    first = ground.launch()
+    ground.until_step(23)
+    began = ground.clock.monotonic()
+    for pid in ground.processes():
+        os.kill(pid, signal.SIGKILL)
+    first.process.wait()
+    shutil.rmtree(memory)
+    memory.mkdir()
+    return Incident(began, ((ground.wait(ground.launch()), 0),))
+
+
+def controller_kill(ground: Ground, defended: bool) -> Incident:
+    """Three times; the workers do not notice, and another one takes over under the next epoch."""
+    ground.order(steps=100)
+    launched = ground.launch(*(() if defended else ("--no-controller",)))
+    began = ground.until_step(5).time
+    for number in range(3):
+        epoch = ground.reader.state.epoch
+        for pid in ground.processes("durable_core.launch.controller"):
+            os.kill(pid, signal.SIGKILL)
+        ground.until_epoch(epoch + 1)
+        ground.until_step(10 * (number + 1))
+    return Incident(began, ((ground.wait(launched), 0),))
+
+
+def launcher_kill(ground: Ground, defended: bool) -> Incident:
+    """Nothing of it is left, though nobody told the workers; the next launch goes on."""
+    ground.order()
+    first = ground.launch() if defended else _torchrun(ground)
+    ground.until_step(13)
+    began = ground.clock.monotonic()
+    first.process.kill()
+    first.process.wait()
+    left = left_of(ground)
+    return Incident(began, ((ground.wait(ground.launch("--takeover")), 0),), {"no orphans": left})
+
+
+def _torchrun(ground: Ground) -> Launched:
+    return ground.start(
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ground.world)
+    )
+
+
+def preemption(ground: Ground, defended: bool) -> Incident:
+    """SIGTERM: the state of the next boundary is saved, and the next launch loses nothing."""
+    ground.order()
+    first = ground.launch()
+    ground.until_step(13)
+    began = ground.clock.monotonic()
+    first.process.send_signal(signal.SIGTERM if defended else signal.SIGKILL)
+    code = ground.wait(first)
+    left_of(ground)
+    charged = [each for each in ground.reader.state.failures if each.payload.get("charged")]
+    second = ground.launch("--max-restarts", "0")
+    return Incident(
+        began,
+        ((code, DRAINED if defended else -signal.SIGKILL), (ground.wait(second), 0)),
+        {"not charged": f"{len(charged)} failures were charged" if charged else ""},
+    )
+
+
+def cancel_in_save(ground: Ground, defended: bool) -> Incident:
+    """The journal says so first: what is being saved is not committed, and no launch goes on."""
+    ground.order(Injection("disk", step=12, argument="slow"), steps=400)
+    first = ground.launch()
+    ground.until_step(16)
+    began = ground.clock.monotonic()
+    if defended:
+        command = (sys.executable, "-m", "durable_core.cli", "cancel", ground.orders.root, "--as", "operator")
+        subprocess.run((*command, "--reason", "drill"), check=True, timeout=60, stdout=subprocess.DEVNULL)
+    else:
+        first.process.send_signal(signal.SIGTERM)
+    code = ground.wait(first)
+    head = ground.reader.state.head
+    again = ground.wait(ground.launch())
+    grew = "" if ground.reader.state.head == head else "something was committed after the end"
+    return Incident(began, ((code, CANCELLED), (again, CANCELLED)), {"nothing after the end": grew})
+
+
+def world_size(ground: Ground, defended: bool) -> Incident:
+    """Drained with two workers, continued with one: the same batches in the same order."""
+    ground.order(promise="exact-order" if defended else "bitwise")
+    first = ground.launch()
+    ground.until_step(13)
+    first.process.terminate()
+    began = ground.clock.monotonic()
+    code = ground.wait(first)
+    second = ground.launch(world=1)
+    return Incident(began, ((code, DRAINED), (ground.wait(second), 0)))
+
+
+def network(ground: Ground, defended: bool) -> Incident:
+    """Two hosts. The wire is cut for a second, which TCP bridges; then for longer than a step may take."""
+    with namespaces.machine() as inside:
+        hosts = namespaces.two_hosts(inside)
+        ground.order(steps=120)
+        limit = ("--step-limit", "4" if defended else "100000")
+        launched = []
+        for number, host in enumerate(hosts, 1):
+            ground.prefix = (
+                *inside.prefix, *host, "env", f"GLOO_SOCKET_IFNAME=wire{number}",
+                f"TP_SOCKET_IFNAME=wire{number}"
+            )  # fmt: skip
+            launched.append(
+                ground.launch(
+                    "--nnodes",
+                    "2",
+                    "--node-rank",
+                    str(number - 1),
+                    "--rdzv-endpoint",
+                    "10.9.0.1:29511",
+                    "--rdzv-id",
+                    "drill",
+                    "--local-addr",
+                    f"10.9.0.{number}",
+                    *limit,
+                    world=1,
+                )
+            )
+        ground.until_step(10)
+        namespaces.wire(inside, up=False)
+        ground.clock.sleep(1.0)
+        namespaces.wire(inside, up=True)
+        bridged = ground.until_step(25)
+        generation = ground.reader.state.generation
+        began = ground.clock.monotonic()
+        namespaces.wire(inside, up=False)
+        ground.until_true("the failure to be seen", lambda: bool(ground.reader.state.failures))
+        namespaces.wire(inside, up=True)
+        codes = tuple((ground.wait(each), 0) for each in launched)
+    kept = "" if bridged.generation == generation == 1 else "a second without network cost a restart"
+    return Incident(began, codes, {"short cut bridged": kept})

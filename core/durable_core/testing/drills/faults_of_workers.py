@@ -1,0 +1,78 @@
+"""L6. Scenarios in which a worker, or what it computes, is at fault. The job does it to itself."""
+
+from __future__ import annotations
+
+from durable_core.testing.drills.checks import Incident
+from durable_core.testing.drills.ground import Ground
+from durable_core.testing.drills.orders import Injection, Mark
+
+NEVER = "100000"  # seconds
+
+
+def _played(ground: Ground, *flags: str, exit_code: int = 0) -> Incident:
+    """One launch, in which the fault that was ordered happens."""
+    launched = ground.launch(*flags)
+    began = ground.until("the fault", _injected).time
+    return Incident(began, ((ground.wait(launched), exit_code),))
+
+
+def _injected(marks: list[Mark]) -> Mark | None:
+    return next((mark for mark in marks if mark.what == "injected"), None)
+
+
+def _restarting(defended: bool) -> tuple[str, ...]:
+    return () if defended else ("--max-restarts", "0")
+
+
+def kill_in_compute(ground: Ground, defended: bool) -> Incident:
+    ground.order(Injection("kill", step=13, rank=1))
+    return _played(ground, *_restarting(defended))
+
+
+def kill_in_save(ground: Ground, defended: bool) -> Incident:
+    point = ground.chance.choice(("K4", "K6", "K8", "K10", "K12", "K13", "K15"))
+    ground.order(Injection("point", step=12, rank=0, argument=point))
+    return _played(ground, *_restarting(defended))
+
+
+def hang(ground: Ground, defended: bool) -> Incident:
+    ground.order(Injection("hang", step=13, rank=1))
+    return _played(ground, "--step-limit", "3" if defended else NEVER)
+
+
+def straggler(ground: Ground, defended: bool) -> Incident:
+    """Told while it lasts, on the worker that is slow; nothing is restarted for it."""
+    slow = Injection("slow", step=8, rank=1, argument="0.2")
+    ground.order(*([slow] if defended else []), steps=80)
+    launched = ground.launch()
+    told = ground.until_told("straggler", "rank 1") if defended else "nobody is slow"
+    return Incident(ground.clock.monotonic(), ((ground.wait(launched), 0),), {"named": told})
+
+
+def stubborn(ground: Ground, defended: bool) -> Incident:
+    ground.order(Injection("stubborn", step=13, rank=0), Injection("kill", step=13, rank=1), step_seconds=0.1)
+    return _played(ground, "--kill-grace", "2" if defended else NEVER)
+
+
+def deterministic(ground: Ground, defended: bool) -> Incident:
+    """As often as it takes to see that it is the same each time; not until the budget is gone."""
+    ground.order(Injection("raise", step=13, rank=1, once=False))
+    return _played(ground, *(() if defended else ("--repeat-limit", "1000")), exit_code=1)
+
+
+def no_final_record(ground: Ground, defended: bool) -> Incident:
+    leave = (Injection("leave", step=13, rank=rank, argument="0") for rank in range(ground.world))
+    ground.order(*leave)
+    return _played(ground, *_restarting(defended))
+
+
+def not_a_number(ground: Ground, defended: bool) -> Incident:
+    ground.order(Injection("nan", step=13, rank=0), without=() if defended else ("detectors",))
+    return _played(ground, "--on-numeric", "stop")
+
+
+def gradient_flip(ground: Ground, defended: bool) -> Incident:
+    ground.order(
+        Injection("flip", step=13, rank=1), agree_every=3, without=() if defended else ("detectors",)
+    )
+    return _played(ground, "--on-numeric", "stop")
