@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from durable_core.commit.retention import Retention
     from durable_core.errors import DurableError
     from durable_core.session import DurableSession
-    from durable_core.session.goals import Goal
     from durable_core.session.places import Disk, Memory, Peer, Tiers
     from durable_core.spec import RunSpec
+    from durable_core.spec.goals import Goal
     from durable_core.types import Promise
 
 __version__ = "0.1.0"
@@ -24,7 +24,7 @@ _HOME = {
     "Disk": "durable_core.session.places",
     "DurableError": "durable_core.errors",
     "DurableSession": "durable_core.session",
-    "Goal": "durable_core.session.goals",
+    "Goal": "durable_core.spec.goals",
     "Memory": "durable_core.session.places",
     "Peer": "durable_core.session.places",
     "Promise": "durable_core.types",

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from durable_core.errors import UsageError
 from durable_core.session import goals
 from durable_core.session.cadence import Limits
-from durable_core.session.goals import Figures, Goal, feasible
+from durable_core.session.goals import Figures, feasible
+from durable_core.spec.goals import Goal
 from durable_core.types import Traits
 
 GB = 10**9

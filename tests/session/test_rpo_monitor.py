@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from durable_core.errors import UsageError
-from durable_core.session.goals import DOMAINS, FATES, Goal, default_traits
+from durable_core.session.goals import default_traits
 from durable_core.session.monitor import Mark, Monitor
+from durable_core.spec.goals import DOMAINS, FATES, Goal
 from durable_core.types import Traits
 
 TIERS = {name: default_traits(name) for name in ("memory", "peer", "disk")} | {

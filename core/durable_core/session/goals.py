@@ -1,9 +1,4 @@
-"""L5. What must be recoverable after which failure, and whether the tiers can do it, with the arithmetic.
-
-A **failure domain** is lost with everything in it: ``process`` (one worker), ``host`` (its memory *and* its
-own disks), ``rack``, ``cluster`` (every host), ``region``. A **shared fate** is something a tier depends on:
-when the credentials are revoked, every tier that shares them is out of reach, wherever it stands.
-"""
+"""L5. Whether the tiers can do what the goals (``spec.goals``) ask for, with the arithmetic."""
 
 from __future__ import annotations
 
@@ -12,10 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from durable_core.errors import UsageError
+from durable_core.spec.goals import DOMAINS, FATES, Goal
 from durable_core.types import Traits
-
-DOMAINS = ("process", "host", "rack", "cluster", "region")
-FATES = ("credentials", "metadata_service", "control_plane", "storage_system")
 
 _SURVIVES: Mapping[str, frozenset[str]] = {
     "memory": frozenset({"process"}),
@@ -36,29 +29,6 @@ def default_traits(name: str) -> Traits:
             f"tier {name!r} has no traits", hint="declare them, or name it " + ", ".join(_SURVIVES)
         )
     return Traits(_SURVIVES[name])
-
-
-@dataclass(frozen=True)
-class Goal:
-    """When ``domain`` is lost, at most ``rpo_steps`` / ``rpo_seconds`` of training are lost with it, and
-    within ``rto_seconds`` restored and verified progress is made. ``None``: not a goal."""
-
-    domain: str
-    rpo_steps: int | None = None
-    rpo_seconds: float | None = None
-    rto_seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.domain not in DOMAINS + FATES:
-            raise UsageError(f"Goal.domain={self.domain!r}", hint="one of " + ", ".join(DOMAINS + FATES))
-        if self.rpo_steps is not None and self.rpo_steps < 1:
-            raise UsageError(f"Goal.rpo_steps={self.rpo_steps}", hint="at least one step, or None")
-        for name in ("rpo_seconds", "rto_seconds"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"Goal.{name}={value!r}", hint="a positive time, or None")
-        if self.rpo_steps is None and self.rpo_seconds is None and self.rto_seconds is None:
-            raise UsageError(f"a goal for {self.domain} that asks for nothing")
 
 
 def check_traits(name: str, traits: Traits) -> None:

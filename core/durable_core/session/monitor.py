@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from durable_core.errors import UsageError
-from durable_core.session.goals import DOMAINS, Goal, check_traits, outlives
+from durable_core.session.goals import check_traits, outlives
+from durable_core.spec.goals import DOMAINS, Goal
 from durable_core.types import Traits
 
 

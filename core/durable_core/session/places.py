@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 
 from durable_core.errors import UsageError
-from durable_core.session.goals import Goal
+from durable_core.spec.goals import Goal
 from durable_core.types import Traits
 
 

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from durable_core.clock import Clock
-from durable_core.session.goals import Goal
 from durable_core.session.monitor import Mark, Monitor, Standing
+from durable_core.spec.goals import Goal
 from durable_core.types import Traits
 
 #: Boundaries whose time is remembered, for snapshots and checkpoints that become whole later.

@@ -17,6 +17,7 @@ from durable_core.clock import Clock, SystemClock
 from durable_core.data.loader import DurableLoader
 from durable_core.engine import heartbeat, restore
 from durable_core.engine.copies import Fault
+from durable_core.engine.launched import Launched
 from durable_core.engine.performer import Performer
 from durable_core.engine.worker import Job
 from durable_core.errors import (
@@ -31,6 +32,7 @@ from durable_core.session.cadence import Meter
 from durable_core.session.committing import Committer
 from durable_core.session.copying import Copier
 from durable_core.session.curve import Curve
+from durable_core.session.declaring import declared
 from durable_core.session.opening import Coordinator, Opening
 from durable_core.session.recovery import Recovery
 from durable_core.session.repairing import damaged, repairing
@@ -100,7 +102,10 @@ class Run:
         """
         world, settings, clock = world or World.solo(), settings or Settings(), clock or SystemClock()
         tier = open_tier(root)
-        spec = (spec or RunSpec(roles=world.roles, promise=settings.promise)).freeze()
+        spec = spec or RunSpec(roles=world.roles, promise=settings.promise)
+        if (file := Launched.of().spec) is not None:
+            settings, spec = declared(settings, spec, file)
+        spec.freeze()
         performer = Performer(tier, clock)
         coordinator = (
             Coordinator(performer, clock, settings, spec, world.roles) if world.coordinator else None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Union
 
 from durable_core.errors import FormatError, PromiseError, UnknownVersionError, UsageError
-from durable_core.spec.model import Pairs, RunSpec
+from durable_core.spec.model import RunSpec
+from durable_core.spec.sections import Pairs
 from durable_core.types import Promise
 
 SPEC_VERSION = 1
@@ -24,7 +26,17 @@ def encode(spec: RunSpec) -> dict[str, Any]:
 
 def _encode_fields(value: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(type(value))
-    return {item.name: _encode(hints[item.name], getattr(value, item.name)) for item in fields(value)}
+    given = ((item, getattr(value, item.name)) for item in fields(value))
+    return {item.name: _encode(hints[item.name], it) for item, it in given if not _left_out(item, it)}
+
+
+def _left_out(item: Field[Any], value: Any) -> bool:
+    """A later field that was not given: the documents from before it must keep their digests."""
+    return bool(item.metadata.get("later")) and value == _default(item)
+
+
+def _default(item: Field[Any]) -> Any:
+    return item.default_factory() if item.default_factory is not MISSING else item.default
 
 
 def _encode(hint: Any, value: Any) -> Any:
@@ -34,7 +46,22 @@ def _encode(hint: Any, value: Any) -> Any:
         return value.value
     if hint == Pairs:
         return dict(value)
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_encode_fields(each) if is_dataclass(each) else each for each in value]
+    return value
+
+
+def later_fields(cls: Any = RunSpec, prefix: str = "") -> frozenset[str]:
+    """Dotted names of the fields that a document without them leaves *not said*, rather than at a default."""
+    found: set[str] = set()
+    hints = typing.get_type_hints(cls)
+    for item in fields(cls):
+        options = [hints[item.name], *typing.get_args(hints[item.name])]
+        if item.metadata.get("later"):
+            found.add(f"{prefix}{item.name}")
+        for option in filter(is_dataclass, options):
+            found |= later_fields(option, f"{prefix}{item.name}.")
+    return frozenset(found)
 
 
 def decode(document: Mapping[str, Any] | str | bytes) -> RunSpec:
@@ -74,9 +101,15 @@ def _decode_dataclass(cls: Any, value: Any, path: str) -> Any:
     if not isinstance(value, Mapping):
         raise FormatError(path, f"must be an object, not {type(value).__name__}")
     hints = typing.get_type_hints(cls)
-    unknown = sorted(set(value) - {item.name for item in fields(cls)})
+    known = [item.name for item in fields(cls)]
+    unknown = sorted(str(name) for name in set(value) - set(known))
     if unknown:
-        raise FormatError(f"{path}.{unknown[0]}", "no such field in this version")
+        nearest = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5)
+        hint = f"did you mean {nearest[0]}?" if nearest else "known: " + ", ".join(known)
+        raise FormatError(f"{path}.{unknown[0]}", "no such field in this version", hint=hint)
+    missing = [item.name for item in fields(cls) if item.name not in value and _default(item) is MISSING]
+    if missing:
+        raise FormatError(f"{path}.{missing[0]}", "is missing")
     # A field that is left out takes its default: a minor addition stays readable without a migration.
     return cls(**{name: _decode(hints[name], item, f"{path}.{name}") for name, item in value.items()})
 
@@ -89,9 +122,7 @@ def _decode(hint: Any, value: Any, path: str) -> Any:
         options = [option for option in typing.get_args(hint) if option is not type(None)]
         return None if value is None else _decode(options[0], value, path)
     if origin is tuple:
-        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise FormatError(path, "must be an array of strings")
-        return tuple(value)
+        return _decode_array(typing.get_args(hint)[0], value, path)
     if is_dataclass(hint):
         return _decode_dataclass(hint, value, path)
     if hint is Promise:
@@ -101,6 +132,16 @@ def _decode(hint: Any, value: Any, path: str) -> Any:
     if type(value) is hint or (hint is float and type(value) is int):
         return value
     raise FormatError(path, f"must be {hint.__name__}, not {type(value).__name__}")
+
+
+def _decode_array(hint: Any, value: Any, path: str) -> tuple[Any, ...]:
+    if is_dataclass(hint):
+        if not isinstance(value, (list, tuple)):
+            raise FormatError(path, "must be an array of objects")
+        return tuple(_decode_dataclass(hint, item, f"{path}.{n}") for n, item in enumerate(value))
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+        raise FormatError(path, "must be an array of strings")
+    return tuple(value)
 
 
 def _decode_pairs(value: Any, path: str) -> Pairs:

@@ -12,12 +12,11 @@ from durable_core.spec.model import (
     DataSpec,
     ModelSpec,
     OptimizerSpec,
-    Pairs,
     Provenance,
     RunSpec,
-    Scalar,
     Target,
 )
+from durable_core.spec.sections import Pairs, Scalar
 from durable_core.types import Promise
 
 

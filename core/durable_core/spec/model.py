@@ -8,9 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from durable_core.errors import PromiseError, UnknownVersionError, UsageError
+from durable_core.errors import PromiseError, UnknownVersionError
 from durable_core.spec.aliases import is_digest, mutable_alias
 from durable_core.spec.canonical import digest_of, flatten
+from durable_core.spec.checking import LATER, amounts, choice, positive, require
+from durable_core.spec.sections import (
+    Batch,
+    Budgets,
+    Determinism,
+    FailurePolicy,
+    Membership,
+    Observability,
+    Output,
+    Pairs,
+    ParallelPlan,
+    RecoveryGoals,
+    Security,
+)
 from durable_core.types import Promise
 
 #: algorithm -> versions this code can read
@@ -23,25 +37,7 @@ KNOWN_ALGORITHMS: Mapping[str, tuple[int, ...]] = {
     "manifest_format": (1,),
 }
 
-Scalar = str | int | float | bool | None
-#: a frozen flat mapping: sorted ``(dotted name, value)`` pairs; a JSON object on disk
-Pairs = tuple[tuple[str, Scalar], ...]
-
 _RUN_KEY = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-
-def _require(condition: bool, name: str, message: str, hint: str = "") -> None:
-    if not condition:
-        raise UsageError(f"spec.{name}: {message}", hint=hint)
-
-
-def _positive(value: int | None, name: str) -> None:
-    good = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
-    _require(good, name, f"must be a positive integer, not {value!r}")
-
-
-def _choice(value: str, allowed: tuple[str, ...], name: str) -> None:
-    _require(value in allowed, name, f"{value!r} is none of {', '.join(allowed)}")
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,8 @@ class OptimizerSpec:
 class DataSpec:
     """``verified``: ``dataset_id`` is a digest of the content. ``size``: samples per epoch (``None``:
     unknown). ``global_batch``: samples per optimizer step over all roles. ``remainder``: what happens
-    to the samples of an epoch that do not fill a batch."""
+    to the samples of an epoch that do not fill a batch. ``transforms``, ``packing`` and ``mixture`` name the
+    version of each by digest or number; ``epochs``: what ends one (``None``: not said)."""
 
     dataset_id: str = ""
     verified: bool = False
@@ -76,12 +73,16 @@ class DataSpec:
     global_batch: int | None = None
     tokenizer: str | None = None
     num_workers: int = 0
+    transforms: str | None = field(default=None, metadata=LATER)
+    packing: str | None = field(default=None, metadata=LATER)
+    mixture: str | None = field(default=None, metadata=LATER)
+    epochs: str | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
-        _positive(self.global_batch, "data.global_batch")
-        _require(self.size is None or self.size >= 0, "data.size", "must not be negative")
-        _require(self.num_workers >= 0, "data.num_workers", "must not be negative")
-        _require(
+        positive(self.global_batch, "data.global_batch")
+        require(self.size is None or self.size >= 0, "data.size", "must not be negative")
+        require(self.num_workers >= 0, "data.num_workers", "must not be negative")
+        require(
             not self.verified or is_digest(self.dataset_id),
             "data.dataset_id",
             f"verified, but {self.dataset_id!r} is not a digest",
@@ -99,12 +100,14 @@ class Target:
     def __post_init__(self) -> None:
         for name in ("max_steps", "max_epochs"):
             value = getattr(self, name)
-            _require(value is None or value >= 0, f"target.{name}", f"must not be negative, but is {value!r}")
+            require(value is None or value >= 0, f"target.{name}", f"must not be negative, but is {value!r}")
 
 
 @dataclass(frozen=True)
 class CheckpointPolicy:
-    """Cadence and retention; free to change at any restart. ``every_n_steps=None`` is automatic."""
+    """Cadence and retention; free to change at any restart. ``every_n_steps=None`` is automatic, by
+    ``method`` (``exact``, ``young``, ``daly``) between ``min_seconds`` and ``max_seconds``. ``tiers``: those
+    that the run keeps copies in. ``incremental``, ``integrity``: the versions of those algorithms."""
 
     every_n_steps: int | None = None
     every_seconds: float | None = None
@@ -113,25 +116,39 @@ class CheckpointPolicy:
     backlog: str = "skip"
     rpo_steps: int | None = None
     on_rpo_breach: str = "continue"
+    method: str | None = field(default=None, metadata=LATER)
+    min_seconds: float | None = field(default=None, metadata=LATER)
+    max_seconds: float | None = field(default=None, metadata=LATER)
+    tiers: tuple[str, ...] = field(default=(), metadata=LATER)
+    incremental: str | None = field(default=None, metadata=LATER)
+    integrity: str | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         for name in ("every_n_steps", "keep_last", "keep_every_n_steps", "rpo_steps"):
-            _positive(getattr(self, name), f"checkpoint.{name}")
+            positive(getattr(self, name), f"checkpoint.{name}")
         seconds = self.every_seconds
         good = seconds is None or (math.isfinite(seconds) and seconds > 0)
-        _require(good, "checkpoint.every_seconds", f"must be positive seconds, not {seconds!r}")
-        _choice(self.backlog, ("skip", "delay"), "checkpoint.backlog")
-        _choice(self.on_rpo_breach, ("continue", "pause", "abort"), "checkpoint.on_rpo_breach")
+        require(good, "checkpoint.every_seconds", f"must be positive seconds, not {seconds!r}")
+        choice(self.backlog, ("skip", "delay"), "checkpoint.backlog")
+        choice(self.on_rpo_breach, ("continue", "pause", "abort"), "checkpoint.on_rpo_breach")
+        choice(self.method, ("exact", "young", "daly"), "checkpoint.method")
+        amounts(self, "checkpoint", "min_seconds", zero=True)
+        amounts(self, "checkpoint", "max_seconds")
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where the run came from. Never identity: editing a print must not brick a run."""
+    """Where the run came from. Never identity: editing a print must not brick a run. ``dirty``: the working
+    tree differs from the revision; such a spec cannot be frozen. ``kernels``: compiled artifacts and their
+    versions."""
 
     code_digest: str | None = None
     source_revision: str | None = None
     image: str | None = None
     environment: Pairs = ()
+    package_lock: str | None = field(default=None, metadata=LATER)
+    kernels: Pairs = field(default=(), metadata=LATER)
+    dirty: bool = field(default=False, metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -163,7 +180,8 @@ class RunSpec:
     ``roles`` are the logical data-parallel roles, one per writer. ``accumulation``: micro-batches
     per optimizer step. ``accept_distribution`` and ``reason`` acknowledge the *distribution* promise
     (``PromiseError`` without them). ``cancel_authority``: principals who may cancel the run.
-    ``parent_spec``: digest of the spec this one was forked from.
+    ``parent_spec``: digest of the spec this one was forked from. The sections after it are what a launched
+    run declares; ``None`` or empty: not said.
     """
 
     run_key: str = "main"
@@ -183,24 +201,46 @@ class RunSpec:
     accept_distribution: bool = False
     reason: str = ""
     parent_spec: str | None = None
+    owner: str = field(default="", metadata=LATER)
+    membership: Membership | None = field(default=None, metadata=LATER)
+    parallel: ParallelPlan | None = field(default=None, metadata=LATER)
+    batch: Batch | None = field(default=None, metadata=LATER)
+    determinism: Determinism | None = field(default=None, metadata=LATER)
+    recovery: RecoveryGoals = field(default_factory=RecoveryGoals, metadata=LATER)
+    failure: FailurePolicy = field(default_factory=FailurePolicy, metadata=LATER)
+    budgets: Budgets = field(default_factory=Budgets, metadata=LATER)
+    security: Security = field(default_factory=Security, metadata=LATER)
+    observability: Observability = field(default_factory=Observability, metadata=LATER)
+    output: Output = field(default_factory=Output, metadata=LATER)
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             bool(_RUN_KEY.fullmatch(self.run_key)),
             "run_key",
             f"{self.run_key!r} is not [A-Za-z0-9._-]{{1,64}}",
         )
-        _require(isinstance(self.promise, Promise), "promise", f"{self.promise!r} is not a Promise")
-        _require(-(1 << 63) <= self.seed < 1 << 64, "seed", f"{self.seed} does not fit in 64 bits")
-        _positive(self.accumulation, "accumulation")
-        distinct = len(self.roles) >= 1 and len(set(self.roles)) == len(self.roles)
-        _require(distinct, "roles", f"{self.roles!r} must be distinct, and at least one")
+        require(isinstance(self.promise, Promise), "promise", f"{self.promise!r} is not a Promise")
+        require(-(1 << 63) <= self.seed < 1 << 64, "seed", f"{self.seed} does not fit in 64 bits")
+        positive(self.accumulation, "accumulation")
+        different = len(self.roles) >= 1 and len(set(self.roles)) == len(self.roles)
+        require(different, "roles", f"{self.roles!r} must be distinct, and at least one")
+        self._require_one_size()
         if self.promise is Promise.DISTRIBUTION and not (self.accept_distribution and self.reason.strip()):
             raise PromiseError(
                 "spec.promise: 'distribution' lets samples repeat or be skipped after a restart",
                 hint='say why the conclusion drawn from the run permits it: accept_distribution="..." '
                 "(of a RunSpec: accept_distribution=True, reason=...)",
             )
+
+    def _require_one_size(self) -> None:
+        if self.membership is None or self.parallel is None:
+            return
+        workers = self.parallel.workers
+        require(
+            self.membership.admits(workers),
+            "membership",
+            f"the parallel plan has {workers} workers, which it does not admit",
+        )
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; ``from_json`` takes it back to an equal spec."""
@@ -236,10 +276,18 @@ class RunSpec:
             "data.tokenizer": self.data.tokenizer if self.data else None,
             "provenance.source_revision": self.provenance.source_revision,
             "provenance.image": self.provenance.image,
+            "provenance.package_lock": self.provenance.package_lock,
+            "output.evaluation": self.output.evaluation,
         }
         for name, value in references.items():
             why = mutable_alias(name.rpartition(".")[2], value) if value else None
-            _require(why is None, name, f"{value!r} {why}", "resolve it to a digest before the run starts")
+            require(why is None, name, f"{value!r} {why}", "resolve it to a digest before the run starts")
+        require(
+            not self.provenance.dirty,
+            "provenance.dirty",
+            "the working tree differs from the revision, so nothing says what ran",
+            "commit it first",
+        )
         return self
 
     def forked_from(self, parent: RunSpec) -> RunSpec:

@@ -9,6 +9,7 @@ from typing import Any
 
 from durable_core.errors import SpecMismatchError
 from durable_core.spec.canonical import flatten
+from durable_core.spec.codec import later_fields
 from durable_core.spec.model import RunSpec
 from durable_core.types import Promise
 
@@ -23,6 +24,8 @@ class Rule(str, enum.Enum):
     JOURNAL = "the journal's value wins; another one in the script is only warned about"
     FREE = "may change at any restart"
 
+
+_LATER = later_fields()
 
 #: the longest matching prefix decides; a field without a rule is identity
 FIELD_RULES: Mapping[str, Rule] = {
@@ -45,6 +48,18 @@ FIELD_RULES: Mapping[str, Rule] = {
     "accept_distribution": Rule.FREE,
     "reason": Rule.FREE,
     "parent_spec": Rule.FREE,
+    "owner": Rule.FREE,
+    "membership": Rule.NUMERIC,
+    "parallel": Rule.NUMERIC,
+    "parallel.placement": Rule.FREE,
+    "batch": Rule.IDENTITY,
+    "determinism": Rule.NUMERIC,
+    "recovery": Rule.FREE,
+    "failure": Rule.FREE,
+    "budgets": Rule.FREE,
+    "security": Rule.FREE,
+    "observability": Rule.FREE,
+    "output": Rule.FREE,
 }
 
 
@@ -82,7 +97,8 @@ def compare(run: RunSpec, script: RunSpec) -> Comparison:
     weaker = min(run.promise, script.promise, key=lambda promise: promise.strength)
     for name in run.diff(script):
         rule = rule_of(name)
-        group = _group(rule, name, was.get(name), now.get(name), weaker)
+        unsaid = _section(name) and not (_says(was, name) and _says(now, name))
+        group = "free" if unsaid else _group(rule, name, was.get(name), now.get(name), weaker)
         groups[group].append(name)
         reasons[name] = f"{name}: {was.get(name)!r} -> {now.get(name)!r} ({rule.value})"
     return Comparison(
@@ -93,6 +109,22 @@ def compare(run: RunSpec, script: RunSpec) -> Comparison:
         free=tuple(groups["free"]),
         reasons=reasons,
     )
+
+
+def _section(name: str) -> str:
+    """The later field (``codec.later_fields``) that a dotted name is or lies in; ``""``: none."""
+    return next((each for each in _LATER if name == each or name.startswith(each + ".")), "")
+
+
+def is_later(name: str) -> bool:
+    """Whether a dotted name is of what only a run file declares."""
+    return bool(_section(name))
+
+
+def _says(flat: Mapping[str, Any], name: str) -> bool:
+    """A run that was begun without a run file, or is resumed by hand, says nothing against one."""
+    section = _section(name)
+    return any(each == section or each.startswith(section + ".") for each in flat)
 
 
 def _group(rule: Rule, name: str, was: Any, now: Any, promise: Promise) -> str:

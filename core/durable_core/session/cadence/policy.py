@@ -10,7 +10,7 @@ from durable_core.errors import UsageError
 from durable_core.session.cadence.history import Rate
 from durable_core.session.cadence.meter import Figures
 from durable_core.session.cadence.model import METHODS, Method, nested
-from durable_core.session.goals import Goal
+from durable_core.spec.goals import Goal
 
 #: Steps between saves until a step, and for ``auto`` C, has been measured.
 MEASURING_STEPS = 2
