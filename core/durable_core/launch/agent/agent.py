@@ -1,0 +1,315 @@
+"""L5. The loop of one agent: meet the others, start workers, watch, find out what ended them, go on."""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, SignalException
+from torch.distributed.elastic.rendezvous import RendezvousError
+
+from durable_core.engine.words import Member, Request
+from durable_core.launch.agent import hooks, teardown
+from durable_core.launch.agent.house import House
+from durable_core.launch.agent.starting import Starter
+from durable_core.launch.agent.workers import Workers
+from durable_core.launch.classes import DRAINED
+from durable_core.launch.machine import GroupPhase
+
+#: Seconds between two questions to the rendezvous store: whether nodes wait, whether one of them stops.
+_ASK_S = 0.25
+_STOP_KEY = "durable/stop"
+
+
+class Cause(enum.Enum):
+    """Why the watch over an attempt ended."""
+
+    FINISHED = "every worker ended with 0"
+    FAILED = "a worker failed"
+    DRAINED = "workers stopped as they were asked to"
+    REQUESTED = "the controller asks for a restart"
+    STOP = "a planned stop"
+    TOLD = "another node stops"
+    REGROUP = "nodes wait to join"
+    UNMET = "the nodes did not meet"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One attempt as it ended. ``exits``: statuses by rank, negative for a signal, of those that ended by
+    themselves; ``after``: of those that we have stopped; ``error``: of the rendezvous."""
+
+    cause: Cause
+    generation: int | None = None
+    exits: Mapping[int, int] = field(default_factory=dict)
+    after: Mapping[int, int] = field(default_factory=dict)
+    request: Request | None = None
+    forced: tuple[int, ...] = ()
+    error: str = ""
+
+    @property
+    def clean(self) -> bool:
+        """Nothing failed, before or after the stop."""
+        return all(status in (0, DRAINED) for status in (*self.exits.values(), *self.after.values()))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What follows. ``exit_code``: the launcher ends with it; ``None``: another attempt, after ``delay_s``;
+    ``reason``, ``onset``: what the next workers are told of the last ones."""
+
+    exit_code: int | None
+    why: str
+    delay_s: float = 0.0
+    reason: str = ""
+    onset: int | None = None
+
+
+Judge = Callable[[Ended], Verdict]
+
+
+class Agent(LocalElasticAgent):
+    """``run()``, and then ``verdict``. torch's counter of restarts is only a number here: budgets are in the
+    journal."""
+
+    def __init__(
+        self, spec: WorkerSpec, logs_specs: LogsSpecs, house: House, starter: Starter, judge: Judge,
+        *, kill_grace_s: float, stop_grace_s: float, extra: Mapping[str, str],
+        log_line_prefix_template: str | None = None, barrier_s: float = 60.0,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            spec,
+            logs_specs,
+            exit_barrier_timeout=barrier_s,
+            log_line_prefix_template=log_line_prefix_template,
+        )
+        self.verdict = Verdict(1, "it has not run")
+        self._house, self._starter, self._judge = house, starter, judge
+        self._kill_grace_s, self._stop_grace_s = kill_grace_s, stop_grace_s
+        self._extra = extra
+        self._attempt = 0
+        self._asked = -_ASK_S
+        self._follows = Verdict(None, "")
+        self._stopped = teardown.Stopped()
+
+    # --- the loop ----------------------------------------------------------------------------
+
+    def _invoke_run(self, role: str = "default") -> RunResult:
+        while True:
+            self._remaining_restarts = self._worker_group.spec.max_restarts - self._attempt
+            ended = self._once()
+            self.verdict = self._judge(ended)
+            if self.verdict.exit_code is not None:
+                return self._result(ended)
+            self._house.say(f"{self.verdict.why}; starting again in {self.verdict.delay_s:.1f} s")
+            if not self._back_off(self.verdict.delay_s):
+                self.verdict = Verdict(DRAINED, "stopped while it waited to start again")
+                return self._result(ended)
+            self._follows = self.verdict
+            self._attempt += 1
+
+    def _once(self) -> Ended:
+        """One attempt, from the rendezvous until nothing of it is left."""
+        try:
+            with self._house.signals.raising():
+                self._meet()
+        except SignalException:
+            return Ended(Cause.STOP)
+        except RendezvousError as error:
+            return Ended(Cause.UNMET, error=f"{type(error).__name__}: {error}")
+        try:
+            self._begin()
+            ended = self._watch()
+        except BaseException:
+            self._stop(self._kill_grace_s)
+            raise
+        return self._finish(ended)
+
+    def _meet(self) -> None:
+        self._house.tell(GroupPhase.RENDEZVOUS, attempt=self._attempt, members=(), generation=None)
+        self._rendezvous(self._worker_group)
+
+    def _begin(self) -> None:
+        self._pcontext = None
+        self._house.fresh_attempt(self._pids)
+        self._house.tell(GroupPhase.STARTING, generation=self._generation, expected=self._world_size)
+        with hooks.starting_through(self._context):
+            ids = self._start_workers(self._worker_group)
+        for local, worker in enumerate(self._worker_group.workers):
+            worker.id = ids[local]
+        self._worker_group.state = WorkerState.HEALTHY
+        self._house.tell(GroupPhase.UP, members=self._members())
+
+    def _context(self, **given: Any) -> PContext:
+        """In place of torch's ``start_processes``. Kept before it starts anything, so that a start that fails
+        half-way is stopped as well."""
+        self._pcontext = made = Workers(self._starter, os.environ, self._added(), **given)
+        made.start()
+        return made
+
+    def _added(self) -> dict[str, str]:
+        """What these workers are told (``engine.launched``)."""
+        told = {
+            **self._extra,
+            "DURABLE_RUN_DIR": str(self._house.files.root),
+            "DURABLE_ATTEMPT": f"{self._house.launch}/{self._attempt}",
+            "DURABLE_LAUNCH_ID": self._house.launch,
+            "DURABLE_RESTART_REASON": self._follows.reason,
+            "DURABLE_RESTART_ONSET": "" if self._follows.onset is None else str(self._follows.onset),
+        }
+        return {name: value for name, value in told.items() if value}
+
+    # --- watching ----------------------------------------------------------------------------
+
+    def _watch(self) -> Ended:
+        clock, signals = self._house.clock, self._house.signals
+        drained_at: float | None = None
+        while True:
+            self._house.tend()
+            if signals.count:
+                return self._seen(Cause.STOP)
+            exits = self._workers.exits()
+            if any(status not in (0, DRAINED) for status in exits.values()):
+                return self._seen(Cause.FAILED)
+            if len(exits) == len(self._workers.processes):
+                return self._seen(Cause.DRAINED if DRAINED in exits.values() else Cause.FINISHED)
+            if DRAINED in exits.values():
+                drained_at = clock.monotonic() if drained_at is None else drained_at
+                if clock.monotonic() - drained_at > self._stop_grace_s:
+                    return self._seen(Cause.DRAINED)
+            ended = self._asked_for() or self._heard()
+            if ended is not None:
+                return ended
+            signals.wait(self._worker_group.spec.monitor_interval)
+
+    def _asked_for(self) -> Ended | None:
+        for request in self._house.requests(self._generation):
+            if request.kind == "dump":
+                self._house.dump(self._workers.processes.values())
+            elif request.kind == "drain":
+                return self._seen(Cause.STOP, request)
+            else:
+                return self._seen(Cause.REQUESTED, request)
+        return None
+
+    def _heard(self) -> Ended | None:
+        """From the other nodes; asked a few times a second, for each question is a round trip."""
+        now = self._house.clock.monotonic()
+        if now - self._asked < _ASK_S:
+            return None
+        self._asked = now
+        if self._others is not None and self._others.check([_STOP_KEY]):
+            return self._seen(Cause.TOLD)
+        if self._worker_group.spec.rdzv_handler.num_nodes_waiting() > 0:
+            return self._seen(Cause.REGROUP)
+        return None
+
+    def _seen(self, cause: Cause, request: Request | None = None) -> Ended:
+        return Ended(cause, self._generation, self._by_rank(self._workers.exits()), request=request)
+
+    # --- stopping ----------------------------------------------------------------------------
+
+    def _finish(self, ended: Ended) -> Ended:
+        """Stop what still runs, as its cause asks for, and add what came of it."""
+        planned = ended.cause in (Cause.STOP, Cause.TOLD, Cause.DRAINED)
+        self._house.tell(GroupPhase.DRAINING if planned else GroupPhase.STOPPING, members=self._members())
+        if ended.cause is Cause.STOP and self._others is not None:
+            self._others.set(_STOP_KEY, b"1")
+        self._stop(self._stop_grace_s if planned else self._kill_grace_s)
+        self._house.tell(GroupPhase.STOPPED, members=self._members())
+        after = {
+            rank: status
+            for rank, status in self._by_rank(self._workers.exits()).items()
+            if rank not in ended.exits
+        }
+        cause = ended.cause
+        if planned and not ended.exits and after and not any(after.values()):
+            cause = Cause.FINISHED  # it was done before the signal came to it
+        return Ended(cause, ended.generation, ended.exits, after, ended.request, self._stopped.forced)
+
+    def _stop(self, grace_s: float) -> None:
+        """Nothing of the attempt is left afterwards, or it is told what is. One more signal from the operator
+        shortens the grace to that of a failure."""
+        if self._pcontext is None:
+            return
+        clock, signals = self._house.clock, self._house.signals
+        begun, signals_before = clock.monotonic(), signals.count
+
+        def graced() -> bool:
+            hurried = signals.count > max(1, signals_before)
+            return clock.monotonic() - begun < (min(grace_s, self._kill_grace_s) if hurried else grace_s)
+
+        self._stopped = teardown.stop(
+            list(self._workers.processes.values()), graced=graced, wait=signals.wait, rest=self._house.strays
+        )
+        self._pcontext.close()
+        if self._stopped.stuck:
+            self._house.say(f"processes {self._stopped.stuck} do not die of SIGKILL; they wait for a device")
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self._stop(self._kill_grace_s)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        self._stop(self._kill_grace_s)
+        self._pcontext = None
+
+    def _back_off(self, seconds: float) -> bool:
+        """False when a signal ended it."""
+        self._house.tell(GroupPhase.BACKOFF, reason=self.verdict.why)
+        clock = self._house.clock
+        until = clock.monotonic() + seconds
+        while not self._house.signals.count and (left := until - clock.monotonic()) > 0:
+            self._house.tend()
+            self._house.signals.wait(min(left, 0.5))
+        return not self._house.signals.count
+
+    # --- looking -----------------------------------------------------------------------------
+
+    @property
+    def _workers(self) -> Workers:
+        assert isinstance(self._pcontext, Workers)
+        return self._pcontext
+
+    @property
+    def _others(self) -> Any | None:
+        """The store that the agents of this group share; ``None`` where this one is alone."""
+        return self._store if (self._worker_group.group_world_size or 1) > 1 else None
+
+    @property
+    def _generation(self) -> int | None:
+        text = os.environ.get("DURABLE_GENERATION", "")
+        return int(text) if text else None
+
+    @property
+    def _world_size(self) -> int:
+        return self._worker_group.workers[0].world_size
+
+    def _pids(self) -> tuple[int, ...]:
+        return () if self._pcontext is None else tuple(self._pcontext.pids().values())
+
+    def _by_rank(self, by_local: Mapping[int, int]) -> dict[int, int]:
+        ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
+        return {ranks[local]: status for local, status in by_local.items()}
+
+    def _members(self) -> tuple[Member, ...]:
+        exits, host, node = self._workers.exits(), socket.gethostname(), self._worker_group.group_rank or 0
+        return tuple(
+            Member(worker.global_rank, worker.id, host, node, exits.get(worker.local_rank))
+            for worker in self._worker_group.workers
+        )
+
+    def _result(self, ended: Ended) -> RunResult:
+        """For torch's own metrics and events."""
+        self._house.tell(GroupPhase.ENDED, reason=self.verdict.why)
+        if self.verdict.exit_code == 0 and self._others is not None:
+            hooks.exit_barrier(self)
+        state = WorkerState.SUCCEEDED if self.verdict.exit_code == 0 else WorkerState.STOPPED
+        ranks = [worker.global_rank for worker in self._worker_group.workers]
+        return RunResult(state, dict.fromkeys(ranks))

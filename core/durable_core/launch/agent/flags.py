@@ -1,0 +1,137 @@
+"""L5. The command line of ``durable launch``: torchrun's own parser, and what is added to it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.launcher.api import LaunchConfig
+from torch.distributed.run import config_from_args, get_args_parser, parse_min_max_nnodes
+
+from durable_core.errors import UsageError
+
+#: Seconds between two looks at the workers, and restarts in all while nothing else is said.
+MONITOR_INTERVAL_S, MAX_RESTARTS = 0.05, 10
+#: Phases of a worker that have a limit, and its default in seconds (``None``: the controller's own).
+LIMITS = ("init", "restore", "step", "eval", "save", "exit")
+RUNNER = "durable_core.launch.worker"
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What was asked for. ``config``: torch's own, complete; ``command``: one worker's, before substitution;
+    ``limits``: seconds a worker may stay in a phase without progress; ``alone``: one node."""
+
+    config: LaunchConfig
+    command: tuple[str, ...]
+    alone: bool
+    root: str = ""
+    spec: str = ""
+    standbys: int = 0
+    kill_grace_s: float = 1.0
+    stop_grace_s: float = 60.0
+    max_restarts: int = MAX_RESTARTS
+    takeover: bool = False
+    preflight: bool = True
+    on_numeric: str = "continue"
+    limits: Mapping[str, float] = ()  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Added:
+    """One flag of ours, as ``--help`` and the parser have it."""
+
+    name: str
+    help: str
+    type: Callable[[str], Any] | None = str
+    default: Any = None
+    choices: tuple[str, ...] | None = None
+
+
+ADDED: tuple[Added, ...] = (
+    Added("--root", "The run's root. Default: the one that the script opens.", default=""),
+    Added("--spec", "A run spec (YAML or JSON) to freeze and hold the script to.", default=""),
+    Added("--standby", "Processes that have imported the frameworks and wait.", int, 0),
+    Added("--kill-grace", "Seconds from SIGTERM to SIGKILL after a failure.", float, 1.0),
+    Added("--stop-grace", "Seconds for workers to drain at a planned stop.", float, 60.0),
+    Added("--takeover", "Take the run over from another launch.", None, False),
+    Added("--no-preflight", "Start without the checks.", None, False),
+    Added(
+        "--on-numeric", "What a worker does on non-finite or corrupt numbers.", str, "continue",
+        ("stop", "continue"),
+    ),
+    *(
+        Added(f"--{phase}-limit", f"Seconds without progress in phase {phase} that count as a hang.", float)
+        for phase in LIMITS
+    ),
+)  # fmt: skip
+
+
+def parser() -> argparse.ArgumentParser:
+    """torchrun's, with ours. ``--max-restarts`` is the budget of the run, over all nodes and launches."""
+    found: argparse.ArgumentParser = get_args_parser()
+    found.prog = "durable launch"
+    ours = found.add_argument_group("durable")
+    for each in ADDED:
+        if each.type is None:
+            ours.add_argument(each.name, action="store_true", help=each.help)
+        else:
+            ours.add_argument(
+                each.name, type=each.type, default=each.default, choices=each.choices, help=each.help
+            )
+    for action in found._actions:  # the environment (PET_...) may have set another default; that stands
+        if action.dest == "max_restarts" and action.default == 0:
+            action.default = MAX_RESTARTS
+        if action.dest == "monitor_interval" and action.default == 0.1:
+            action.default = MONITOR_INTERVAL_S
+    return found
+
+
+def parse(arguments: Sequence[str], new_id: Callable[[], str]) -> Flags:
+    """``UsageError`` for what cannot be. ``SystemExit`` as argparse for unknown flags."""
+    args = parser().parse_args(list(arguments))
+    _, most = parse_min_max_nnodes(args.nnodes)
+    alone = most == 1 and not args.rdzv_endpoint
+    if args.standalone or (alone and args.rdzv_backend == "static" and args.master_port is None):
+        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", new_id()
+        alone = True
+    if args.master_port is None:
+        args.master_port = 29500
+    _check(args)
+    try:
+        config, entrypoint, rest = config_from_args(args)
+    except (AssertionError, ValueError) as error:
+        raise UsageError(str(error), hint="durable launch --help") from error
+    return Flags(
+        config, _command(args, entrypoint, rest), alone, args.root, args.spec, args.standby, args.kill_grace,
+        args.stop_grace, args.max_restarts, args.takeover, not args.no_preflight, args.on_numeric,
+        {phase: limit for phase in LIMITS if (limit := getattr(args, f"{phase}_limit")) is not None},
+    )  # fmt: skip
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in ("standby", "kill_grace", "stop_grace"):
+        if getattr(args, name) < 0:
+            raise UsageError(f"--{name.replace('_', '-')} {getattr(args, name)}", hint="0 or more")
+    for phase in LIMITS:
+        limit = getattr(args, f"{phase}_limit")
+        if limit is not None and not limit > 0:
+            raise UsageError(f"--{phase}-limit {limit}", hint="a positive time in seconds")
+    if args.rdzv_backend == "static" and parse_min_max_nnodes(args.nnodes)[1] > 1:
+        raise UsageError(
+            "the static rendezvous has no way to meet again after a failure",
+            hint="--rdzv-backend c10d --rdzv-endpoint HOST:PORT",
+        )
+
+
+def _command(args: argparse.Namespace, entrypoint: Any, rest: Sequence[str]) -> tuple[str, ...]:
+    """A Python script is run by our runner, so that what goes wrong before its first line leaves words."""
+    if args.no_python:
+        return (str(entrypoint), *rest)
+    python = os.environ.get("PYTHON_EXEC", sys.executable)
+    script = rest[rest.index(args.training_script) :]
+    return (python, "-u", "-m", RUNNER, *(("-m",) if args.module else ()), *script)

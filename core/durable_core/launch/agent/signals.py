@@ -1,0 +1,61 @@
+"""L5. What the operator, a scheduler or a terminal tells the agent: a planned stop.
+
+A signal is counted and wakes whoever waits; only within ``raising`` (a rendezvous, which is torch's and
+cannot be woken) it is raised.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from torch.distributed.elastic.multiprocessing import SignalException
+
+
+class Signals:
+    """Main thread only. ``count``: how many have come; the second says that there is no time."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: signal.Signals | None = None
+        self._raising = False
+        self._reading, self._writing = os.pipe()
+        for end in (self._reading, self._writing):
+            os.set_blocking(end, False)
+
+    def install(self, names: Sequence[str]) -> None:
+        """``ValueError`` for a name that is no signal."""
+        for name in names:
+            signal.signal(signal.Signals[name], self._receive)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether a signal has come since the last wait; returns at once then."""
+        ready, _, _ = select.select([self._reading], (), (), seconds)
+        if ready:
+            with suppress(BlockingIOError):
+                os.read(self._reading, 4096)
+        return bool(ready)
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """``SignalException`` from here once a signal has come, or comes."""
+        if self.first is not None:
+            raise SignalException(f"stopped by {self.first.name}", self.first)
+        self._raising = True
+        try:
+            yield
+        finally:
+            self._raising = False
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.first = self.first or signal.Signals(number)
+        with suppress(BlockingIOError):  # full: whoever waits is awake already
+            os.write(self._writing, b"!")
+        if self._raising:
+            self._raising = False
+            raise SignalException(f"stopped by {self.first.name}", self.first)

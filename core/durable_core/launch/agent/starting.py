@@ -1,0 +1,40 @@
+"""L5. How one worker process is started: what every starter promises, and the plain one."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+
+class Process(Protocol):
+    """A worker, the leader of a session of its own."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; ``None`` while it lives. It never waits."""
+
+
+class Starter(Protocol):
+    def start(self, argv: Sequence[str], env: Mapping[str, str], stdout: str, stderr: str) -> Process:
+        """Start ``argv`` with exactly the environment ``env``.
+
+        ``stdout``, ``stderr``: the file that is written anew; ``""``: the agent's own. Raises ``OSError``
+        when no process can be started.
+        """
+
+
+class Cold:
+    """A new process for every worker. A child of the agent's main thread, so that it can ask for a
+    signal at its parent's death."""
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], stdout: str, stderr: str) -> Process:
+        with ExitStack() as files:
+            out, err = (
+                files.enter_context(Path(path).open("wb")) if path else None for path in (stdout, stderr)
+            )
+            return subprocess.Popen(list(argv), env=dict(env), stdout=out, stderr=err, start_new_session=True)
