@@ -12,6 +12,7 @@ branch               what the handler does                                  exit
 ``CorruptError``     step to another copy or an older checkpoint             5
 ``TierError``        retry; training goes on                                 1
 ``RestoreError``     a person decides: nothing usable is left                5
+``NumericFault``     start again: it goes back to before the onset           77
 ===================  =====================================================  =========
 """
 
@@ -39,6 +40,19 @@ class DurableError(Exception):
 
 def _again(kind: type[DurableError], args: tuple[Any, ...]) -> DurableError:
     return kind.__new__(kind, *args)  # which keeps ``args``; the attributes follow
+
+
+def rebuilt(name: str, message: str, key: str = "") -> DurableError:
+    """The error that another process met, by the name of its class: its handler's branch is the same."""
+    kind = globals().get(name)
+    if not (isinstance(kind, type) and issubclass(kind, DurableError)):
+        kind = DurableError
+    error: DurableError = kind.__new__(kind)
+    Exception.__init__(error, message)
+    error.message, error.hint = message, ""
+    if isinstance(error, CorruptError):
+        error.key, error.reason = key, message
+    return error
 
 
 # --- mend the call -------------------------------------------------------------------------
@@ -229,12 +243,37 @@ class RpoBreachedError(DurableError):
     """More training than declared is unrecoverable, and the declared policy is to abort."""
 
 
+class NumericFault(DurableError):
+    """Wrong numbers were found, and the declared policy is to stop: start again, from before the onset.
+
+    ``failure``: its class, F12 (not finite, or spiking) or F13 (silent corruption). ``onset``: the first step
+    that is not trusted; ``found``: the step at which it showed. ``suspects``: roles that it points to.
+    """
+
+    exit_code = 77
+
+    def __init__(
+        self, message: str, *, failure: str, signature: str, onset: int, found: int,
+        suspects: tuple[str, ...] = (), hint: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(message, hint=hint)
+        self.failure, self.signature, self.onset, self.found = failure, signature, onset, found
+        self.suspects = suspects
+
+
 class LostSlot(DurableError):
     """Another record took the journal slot a decision was made for: look again and decide anew."""
 
 
 class RecordRefused(DurableError):
     """The record would be void: the run's state is not as it needs. Nothing was written."""
+
+
+# --- the group -----------------------------------------------------------------------------
+
+
+class NodesMissing(DurableError):
+    """The nodes that a group needs did not come in the time allowed (F18); the message has the numbers."""
 
 
 # --- data ----------------------------------------------------------------------------------

@@ -270,6 +270,32 @@ class ReplayMismatched(Event):
     reason: str
 
 
+# --- numbers -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NumericFaultFound(Event):
+    """``detector`` found at ``step`` that nothing from ``onset`` on is to be trusted; ``failure``: F12 or
+    F13. ``action``: continue or stop. ``suspects``: roles that it points to, if that can be told."""
+
+    step: int
+    onset: int
+    failure: str
+    detector: str
+    reason: str
+    action: str
+    suspects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class KnownGoodMarked(Event):
+    """The steps after checkpoint ``c`` were judged by ``detectors``, and nothing was found."""
+
+    c: int
+    step: int
+    detectors: tuple[str, ...]
+
+
 # --- standing ------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from durable_core.commit import trust
 from durable_core.commit.effects import Program
 from durable_core.commit.fence import token_error
 from durable_core.commit.journal import Draft, View, append, replay, settle
@@ -24,10 +25,12 @@ CLAIM_ROUNDS = 16
 
 @dataclass(frozen=True)
 class Choice:
-    """The restore point chosen, and why. ``c`` is ``None`` only while nothing is committed."""
+    """The restore point chosen, and why. ``c`` is ``None`` only while nothing is committed. ``warning``: what
+    a person has to know of it."""
 
     c: int | None
     reason: str
+    warning: str = ""
 
 
 Chooser = Callable[[RunState], Choice]
@@ -69,6 +72,33 @@ def choose_restore_point(state: RunState, *, exclude: Collection[int] = ()) -> C
         f"no checkpoint of the lineage can be restored: {', '.join(passed) or 'it is empty'}",
         hint="name another restore point explicitly, or fork",
     )
+
+
+def choose_before(state: RunState, onset: int, *, exclude: Collection[int] = ()) -> Choice:
+    """After a numeric fault (F12, F13): the newest known-good checkpoint of the lineage of a step before
+    ``onset``.
+
+    Without one, with a warning, the newest usable one of a step before it that no finding speaks against;
+    never one at or after it. Raises ``NoUsableCheckpoint`` when there is none.
+    """
+    if state.pending_fork is not None or state.head is None:
+        return choose_restore_point(state, exclude=exclude)  # from what was named; nothing was trained since
+    taint = trust.tainted(state)
+    rows = [state.checkpoints[c] for c in reversed(state.lineage())]
+    fit = [i for i in rows if i.usable and i.step < onset and i.c not in taint and i.c not in exclude]
+    good = next((info for info in fit if info.known_good), None)
+    if good is not None:
+        why = f"newest known-good checkpoint before step {onset}: c{good.c} at step {good.step}"
+        return Choice(good.c, why)
+    if not fit:
+        raise NoUsableCheckpoint(
+            f"nothing is trusted from step {onset} on, and no checkpoint before it is left",
+            hint="fork from a checkpoint that you trust; a retention.detection_window_steps keeps older ones",
+        )
+    newest = fit[0]
+    why = f"newest usable checkpoint before step {onset}, none known good: c{newest.c} at step {newest.step}"
+    warning = f"no checkpoint before step {onset} is known good; step {newest.step} is restored unjudged"
+    return Choice(newest.c, why, warning)
 
 
 def create_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,8 @@ class Retention:
     ``keep_last``: newest usable checkpoints of the lineage, at least 1. ``keep_every_n_steps``: of the
     lineage, those whose step is a multiple of it; ``None``: none. ``detection_window_steps``: the
     slowest detector's; beside the newest known-good checkpoint, the newest one at least this many
-    steps older than the head is kept (SDC-06). Raises ``UsageError`` for other values.
+    steps older than the head is kept (SDC-06), and the oldest one since, which becomes known good next.
+    Raises ``UsageError`` for other values.
     """
 
     keep_last: int = 3
@@ -72,6 +74,9 @@ def keep_reasons(state: RunState, policy: Retention) -> dict[int, str]:
                 kept.setdefault(info.c, f"step {info.step} is a multiple of {every}")
     for info in _known_good(state, usable, policy):
         kept.setdefault(info.c, "newest known-good")
+    candidate = _candidate(usable) if policy.detection_window_steps else None
+    if candidate is not None:
+        kept.setdefault(candidate.c, "the next to be known good")
     for tier in sorted({tier for info in usable for tier in info.tiers}):
         newest = next(info for info in usable if tier in info.tiers)
         kept.setdefault(newest.c, f"newest in tier {tier}")
@@ -97,6 +102,13 @@ def _known_good(state: RunState, usable: list[CheckpointInfo], policy: Retention
     horizon = (state.head_step or 0) - policy.detection_window_steps
     yield from good[:1]
     yield from [info for info in good if info.step <= horizon][:1]
+
+
+def _candidate(usable: list[CheckpointInfo]) -> CheckpointInfo | None:
+    """The oldest usable one since the newest known-good one (or ever): let go of each before the window has
+    passed over it, and none would become known good."""
+    unmarked = itertools.takewhile(lambda info: not info.known_good, usable)
+    return next(reversed(list(unmarked)), None)
 
 
 def _why_not(info: CheckpointInfo, lineage: frozenset[int], policy: Retention) -> str:

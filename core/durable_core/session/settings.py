@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from durable_core.commit.retention import Retention
+from durable_core.detect.policy import Integrity
 from durable_core.errors import UsageError
 from durable_core.session.cadence import Cadence
 from durable_core.session.places import Tiers
@@ -28,6 +29,7 @@ class Settings:
     ``tiers``: where copies are kept beside the root.
     ``supply_window``: steps over which the supply of data is judged, and told of when it does not keep up; 0:
     never.
+    ``integrity``: what the numbers are checked for, and what is done about what is found.
     ``from_first``: shell patterns of names in the state (``model/bn.running_*``): what may differ between the
     replicas, and is the first one's when a checkpoint is restored by another number of them.
     ``insist``: the promise is kept or the start refused; otherwise changed software lowers it, and
@@ -51,6 +53,7 @@ class Settings:
     metrics_window: int = 50
     supply_window: int = 200
     tiers: Tiers = field(default_factory=Tiers)
+    integrity: Integrity = field(default_factory=Integrity)
     from_first: tuple[str, ...] = ()
 
     @property
