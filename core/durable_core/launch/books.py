@@ -97,7 +97,7 @@ class Books:
         deadline_s: float = DEADLINE_S,
         open_tier: Callable[[str | Path], Tier] = open_root,
     ) -> None:
-        self.root = str(root)
+        self.root, self.launch = str(root), launch
         self.name = record_name(launch)
         self._clock, self._deadline_s = clock, deadline_s
         self._open = open_tier

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from durable_core import errors
-from durable_core.errors import DurableError
+from durable_core.errors import DurableError, rebuilt
 
 T = TypeVar("T")
 
@@ -89,7 +88,7 @@ class World:
         if failure is not None:
             raise failure
         if "error" in answer:
-            raise remote_error(answer["error"], answer["message"])
+            raise rebuilt(answer["error"], answer["message"])
         return answer["value"]
 
     def together(self, action: Callable[[], T]) -> T:
@@ -105,18 +104,7 @@ class World:
         if len(self.roles) > 1:
             for role, other in zip(self.roles, self.all_gather(report), strict=True):
                 if failure is None and other:
-                    failure = remote_error(other["error"], f"{role}: {other['message']}", other["key"])
+                    failure = rebuilt(other["error"], f"{role}: {other['message']}", other["key"])
         if failure is not None:
             raise failure
         return value  # type: ignore[return-value]  # set whenever nothing failed
-
-
-def remote_error(name: str, message: str, key: str = "") -> DurableError:
-    """The error another member met, rebuilt so that the handler's branch is the same."""
-    kind = getattr(errors, name, DurableError)
-    error: DurableError = kind.__new__(kind)
-    Exception.__init__(error, message)
-    error.message, error.hint = message, ""
-    if isinstance(error, errors.CorruptError):
-        error.key, error.reason = key, message
-    return error

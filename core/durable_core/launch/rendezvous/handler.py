@@ -1,0 +1,307 @@
+"""L5. A rendezvous handler that starts every group clean.
+
+One round, after torch's own has gathered the nodes: each says what it knows, node 0 claims the generation and
+opens a store for the workers on a port of its own, and tells the others. So no group meets the keys of a dead
+one, all workers train under the generation that was claimed for them, and an agent that was relaunched learns
+what it needs from those that stayed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import socket
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # untold to type checkers
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousHandlerCreator,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+
+from durable_core.clock import Clock, SystemClock
+from durable_core.commit.claim import Chooser, choose_restore_point
+from durable_core.engine import words
+from durable_core.engine.launched import RunFiles
+from durable_core.errors import TierError
+from durable_core.launch.books import Books, Claimed
+from durable_core.launch.rendezvous.joining import OURS, Joining
+from durable_core.launch.rendezvous.rundir import RunDir
+from durable_core.launch.rendezvous.terms import TOLD, Disbanded, Here, Meeting, Terms, freshest
+
+log = logging.getLogger(__name__)
+
+#: Seconds that a node which ends waits for the others to have seen it, before its store goes with it.
+FAREWELL_S = 3.0
+_FAREWELL = "durable/farewell"
+_OPENED = "durable/opened"
+_LONGEST_ID = 100
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What the next start follows, as the agent of node 0 has judged it. ``choose``: of the restore point."""
+
+    reason: str = ""
+    onset: int | None = None
+    choose: Chooser = field(default=choose_restore_point)
+
+
+class RunRendezvous(RendezvousHandler):
+    """``parameters.config``: ``root`` of the run (else ``DURABLE_ROOT``, else the one that the first worker
+    opens) and ``backend`` (else c10d) are ours, the rest is that backend's. ``size``: workers that this node
+    will start, 0: not known.
+
+    For the agent: ``files`` (the run directory), ``launch`` and ``attempt`` (after the first round),
+    ``claimed`` (node 0), ``terms`` (all), ``restart`` to be set before a round, ``books()``.
+    """
+
+    def __init__(self, parameters: RendezvousParameters, clock: Clock, *, size: int = 0) -> None:
+        self._clock, self._size = clock, size
+        self._addr = parameters.local_addr or ("127.0.0.1" if parameters.max_nodes == 1 else socket.getfqdn())
+        self.node = f"{self._addr}:{os.getpid()}"
+        self._joining = Joining(parameters, clock, self.node)
+        self._takeover = os.environ.get("DURABLE_TAKEOVER", "") not in ("", "0", "false")
+        self._asked = _asked_launch(parameters.run_id, takeover=self._takeover)
+        self._root = parameters.get("root") or os.environ.get("DURABLE_ROOT", "")
+        self._roles: tuple[str, ...] = ()
+        self._nodes = 0
+        self._books: Books | None = None
+        self._info: RendezvousInfo | None = None
+        self._workers_store: Store | None = None
+        self._lost = self._closed = False
+        self.terms: Terms | None = None
+        self.claimed: Claimed | None = None
+        self.restart = Restart()
+        self._dir = RunDir()
+        atexit.register(self._dir.remove)
+
+    # --- for the agent -----------------------------------------------------------------------
+
+    @property
+    def files(self) -> RunFiles:
+        return self._dir.files
+
+    @property
+    def launch(self) -> str:
+        return "" if self.terms is None else self.terms.launch
+
+    @property
+    def attempt(self) -> int:
+        return 0 if self.terms is None else self.terms.attempt
+
+    def books(self) -> Books | None:
+        """The journal, once it is known where: told, or opened by a worker of this launch."""
+        self._look_for_opened()
+        if not self._root or not self.launch:
+            return None
+        return self._books_of(self._root, self.launch)
+
+    # --- RendezvousHandler -------------------------------------------------------------------
+
+    def get_backend(self) -> str:
+        return OURS
+
+    def get_run_id(self) -> str:
+        return self._joining.parameters.run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """The next group, ready to be started: the environment of this process is what its workers need.
+
+        Raises ``NodesMissing``, the errors of a claim on all nodes alike (``RunBusy``, ``Superseded``,
+        ``NoUsableCheckpoint``), and torch's of a rendezvous that is closed or out of reach.
+        """
+        if self._closed:
+            raise RendezvousClosedError
+        self._look_for_opened()
+        deadline = self._clock.monotonic() + self._joining.join_s
+        while True:
+            info = self._joining.next(deadline)
+            try:
+                terms = self._meet(info)
+            except Disbanded as why:
+                log.warning("round of %d nodes: %s; meeting again", info.world_size, why)
+                continue
+            except DistError as error:
+                log.warning("round of %d nodes: %s; meeting again", info.world_size, error)
+                self._joining.drop()
+                continue
+            return self._begin(info, terms)
+
+    def is_closed(self) -> bool:
+        return self._closed or self._joining.handler().is_closed()
+
+    def set_closed(self) -> None:
+        self._joining.handler().set_closed()  # type: ignore[no-untyped-call]
+
+    def num_nodes_waiting(self) -> int:
+        """Nodes that wait to join; 1 when the host of the rendezvous is lost: its node has to be replaced, so
+        all have to meet again."""
+        if self._lost:
+            return 1
+        try:
+            if self._closed or self._joining.handler().is_closed():
+                self._say_farewell()
+                return 0
+            self._share_opened()
+            return self._joining.handler().num_nodes_waiting()
+        except (RendezvousConnectionError, DistError) as error:
+            log.warning("the rendezvous is lost (%s); its host has to come back", error)
+            self._lost = True
+            self._joining.drop()
+            return 1
+
+    def shutdown(self) -> bool:
+        """Close the rendezvous for all nodes, and remove the run directory."""
+        done = True
+        if self._joining.connected:
+            done = self._joining.handler().shutdown()
+            self._part()
+        self._workers_store = None
+        self._joining.drop()
+        self._dir.remove()
+        return done
+
+    # --- a round -----------------------------------------------------------------------------
+
+    def _meet(self, info: RendezvousInfo) -> Terms:
+        meeting = Meeting(info.store, self._clock, self._restless)
+        self.claimed = None
+        self._workers_store = None  # its workers are stopped, or are not ours any more
+        meeting.arrive(info.rank, self._here())
+        if info.rank:
+            return meeting.follow()
+        return meeting.lead(info.world_size, self._decide)
+
+    def _restless(self) -> bool:
+        return self._joining.handler().num_nodes_waiting() > 0
+
+    def _here(self) -> Here:
+        return Here(self.node, self.launch, self.attempt, self._root, self._roles, self._nodes, self._size)
+
+    def _decide(self, heres: tuple[Here, ...]) -> Terms:
+        newest = max(heres, key=lambda here: here.attempt)
+        known = freshest(heres)
+        launch = newest.launch or self._asked or self._clock.new_id()
+        root = self._root or known.root
+        if root:
+            self.claimed = self._claim(self._books_of(root, launch), _members(known, heres))
+        store = TCPStore(self._addr, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+        self._workers_store = store
+        claimed = self.claimed
+        return Terms(
+            self._addr, store.port, launch, newest.attempt + 1, root,
+            roles=known.roles if claimed is None else claimed.members,
+            run_id="" if claimed is None else claimed.run_id,
+            generation=None if claimed is None else claimed.token.generation,
+            reason=self.restart.reason, onset=self.restart.onset,
+        )  # fmt: skip
+
+    def _claim(self, books: Books, members: tuple[str, ...] | None) -> Claimed | None:
+        """``None``: the workers claim, because there is nothing to claim yet or the store does not answer;
+        they will meet the same trouble, and say so."""
+        try:
+            return books.claim(members, takeover=self._takeover, choose=self.restart.choose)
+        except TierError as error:
+            log.warning("no generation was claimed, the workers do it: %s", error)
+            return None
+
+    def _begin(self, info: RendezvousInfo, terms: Terms) -> RendezvousInfo:
+        self.terms, self._info, self._lost = terms, info, False
+        self._root, self._roles = self._root or terms.root, terms.roles
+        self._nodes = info.world_size
+        for kind in ("beats", "words", "stacks"):
+            for path in (self._dir.path / kind).iterdir():
+                path.unlink(missing_ok=True)
+        for name in TOLD:
+            os.environ.pop(name, None)
+        os.environ.update(terms.environment(), DURABLE_RUN_DIR=str(self._dir.path))
+        if terms.generation is not None:
+            self._takeover = False
+            os.environ.pop("DURABLE_TAKEOVER", None)
+        return RendezvousInfo(
+            info.store, info.rank, info.world_size, RendezvousStoreInfo(terms.addr, terms.port)
+        )
+
+    # --- what the workers opened -------------------------------------------------------------
+
+    def _look_for_opened(self) -> None:
+        opened = words.read_opened(self.files.opened)
+        if opened is not None:
+            self._root, self._roles = opened.root, opened.roles
+
+    def _share_opened(self) -> None:
+        """Every node knows which run it is, so that a claim can be made whichever agent is lost."""
+        if self._roles or self._info is None or self._info.world_size == 1:
+            return
+        store = self._info.store
+        opened = words.read_opened(self.files.opened)
+        if opened is not None:
+            store.set(_OPENED, json.dumps(asdict(opened)))
+        elif store.check([_OPENED]):
+            document = json.loads(store.get(_OPENED))
+            opened = words.Opened(**{**document, "roles": tuple(document["roles"])})
+            words.write(self.files.opened, opened)
+        self._look_for_opened()
+
+    def _books_of(self, root: str, launch: str) -> Books:
+        if self._books is None or (self._books.root, self._books.launch) != (root, launch):
+            self._books = Books(root, self._clock, launch)
+        return self._books
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def _say_farewell(self) -> None:
+        if self._info is not None and not self._closed:
+            self._info.store.set(f"{_FAREWELL}/{self._info.rank}", "seen")
+        self._closed = True
+
+    def _part(self) -> None:
+        """The store may be ours: it stays until the others have seen that it is closed, or do not look."""
+        if self._info is None or self._info.world_size == 1:
+            return
+        others = [f"{_FAREWELL}/{rank}" for rank in range(self._info.world_size)]
+        with contextlib.suppress(DistError):
+            self._say_farewell()
+            self._info.store.wait(others, timedelta(seconds=FAREWELL_S))
+
+
+def _asked_launch(run_id: str, *, takeover: bool) -> str:
+    """The identity that a supervisor gives this launch over its restarts; ``""``: none, it is a new one.
+
+    A takeover is a launch of its own: it must not inherit an identity that was superseded.
+    """
+    told = os.environ.get("DURABLE_LAUNCH_ID", "")
+    named = told or ("" if takeover else (run_id if run_id != "none" else os.environ.get("SLURM_JOB_ID", "")))
+    return named[:_LONGEST_ID]
+
+
+def _members(known: Here, heres: tuple[Here, ...]) -> tuple[str, ...] | None:
+    """The roles of the last attempt, when this one has as many workers; ``None``: not known."""
+    sizes = [here.size for here in heres]
+    same = sum(sizes) == len(known.roles) if all(sizes) else known.nodes == len(heres)
+    return known.roles if known.roles and same else None
+
+
+def create_handler(parameters: RendezvousParameters) -> RunRendezvous:
+    """What TorchElastic calls for ``--rdzv-backend durable``."""
+    return RunRendezvous(parameters, SystemClock())
+
+
+def plugin() -> RendezvousHandlerCreator:
+    """The entry point: TorchElastic calls it to learn what to call."""
+    return create_handler
