@@ -1,0 +1,94 @@
+"""L5. What has failed before, read from the journal: the lines that a launcher wrote, and which are
+forgiven.
+
+A failure is forgiven once a later generation has committed a step beyond it: then its cause was gone
+around. So a run that makes progress is never given up for its age, and one that makes none always comes to
+its budget's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from durable_core.commit.state import Failure, RunState
+from durable_core.launch.classes import F
+
+
+@dataclass(frozen=True)
+class Past:
+    """One failure that a launcher acted on. ``beyond``: a commit of a step larger than this forgives it;
+    ``time``: wall clock of the record."""
+
+    failure: F
+    signature: str
+    step: int | None
+    beyond: int
+    generation: int
+    time: float
+    charged: bool
+    place: str = ""
+    domain: str = ""
+    object: str = ""
+    forgiven: bool = False
+
+
+def past(state: RunState) -> tuple[Past, ...]:
+    """The failures that launchers recorded, oldest first. What workers recorded of themselves (a save that
+    failed, a finding) ended no generation, and is not among them."""
+    best = _best_after(state)
+    return tuple(_line(line, best) for line in state.failures if _is_ours(line))
+
+
+def streak(state: RunState) -> tuple[Past, ...]:
+    """Those that are not forgiven."""
+    return tuple(one for one in past(state) if not one.forgiven)
+
+
+def threshold(state: RunState, step: int | None) -> int:
+    """The step that must be passed for a failure at ``step`` to be forgiven; of one at no known step, the
+    head's."""
+    if step is not None:
+        return step
+    return -1 if state.head_step is None else state.head_step
+
+
+def _line(record: Failure, best: Mapping[int, int]) -> Past:
+    payload = record.payload
+    beyond = int(payload["beyond"])
+    return Past(
+        F(payload["class"]),
+        str(payload["signature"]),
+        payload["step"],
+        beyond,
+        record.generation,
+        record.time,
+        bool(payload.get("charged", True)),
+        str(payload.get("placement", "")),
+        str(payload.get("domain", "")),
+        str(payload.get("object", "")),
+        best.get(record.generation, -1) > beyond,
+    )
+
+
+def _is_ours(record: Failure) -> bool:
+    return type(record.payload.get("beyond")) is int and record.payload["class"] in F.__members__
+
+
+def _best_after(state: RunState) -> dict[int, int]:
+    """For each generation: the largest step that any later one has committed."""
+    best: dict[int, int] = {}
+    largest = -1
+    committed = dict(_committed(state))
+    for generation in range(state.generation, -1, -1):
+        best[generation] = largest
+        largest = max(largest, committed.get(generation, -1))
+    return best
+
+
+def _committed(state: RunState) -> Iterator[tuple[int, int]]:
+    steps: dict[int, int] = {}
+    for info in state.checkpoints.values():
+        if info.was_committed:
+            steps[info.generation] = max(steps.get(info.generation, -1), info.step)
+    yield from steps.items()

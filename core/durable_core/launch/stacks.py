@@ -1,0 +1,63 @@
+"""L5. Stacks as faulthandler writes them, and whether a rank waits for others in one. Pure.
+
+Faulthandler shows Python frames only: where native code waits is known from the Python function that called
+it. A handle that the script waits on itself (``work.wait()``) looks like the script's own code.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):\s*$")
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+
+#: A rank whose innermost frame is one of these waits for others. (end of the path, function or ``None``: any)
+_WAITS: tuple[tuple[str, str | None], ...] = (
+    ("torch/distributed/distributed_c10d.py", None),
+    ("torch/distributed/rendezvous.py", None),
+    ("torch/distributed/_functional_collectives.py", None),
+    ("torch/distributed/nn/functional.py", None),
+    ("torch/nn/parallel/distributed.py", None),
+    ("torch/autograd/graph.py", "_engine_run_backward"),
+    ("torch/autograd/__init__.py", "backward"),
+    ("torch/autograd/__init__.py", "grad"),
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    file: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.function}"
+
+
+def main_stack(text: str) -> tuple[Frame, ...]:
+    """The main thread's frames in the newest dump of ``text``, innermost last; empty when there is none.
+
+    Faulthandler writes the newest thread first, so the main thread's are the last. A dump that was cut
+    short within them still ends with frames of the thread it was at.
+    """
+    blocks: list[list[Frame]] = []
+    for line in text.splitlines():
+        if _THREAD.match(line):
+            blocks.append([])
+            continue
+        found = _FRAME.match(line)
+        if found is not None and blocks:
+            blocks[-1].append(Frame(found["file"], found["function"]))
+    return tuple(reversed(blocks[-1])) if blocks else ()
+
+
+def waiting_in(frames: tuple[Frame, ...]) -> str:
+    """What the innermost frame waits in, or ``""`` when it is code that waits for nobody as far as can be
+    seen."""
+    if not frames:
+        return ""
+    top = frames[-1]
+    for file, function in _WAITS:
+        if top.file.endswith(file) and function in (None, top.function):
+            return str(top)
+    return ""
