@@ -45,7 +45,16 @@ def test_what_a_launcher_tells(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["DURABLE_GENERATION", "RANK", "DURABLE_RESTART_ONSET"])
 def test_a_number_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=name):
-        Launched.of({name: "-1"})
+        Launched.of({"DURABLE_RUN_DIR": "/run", name: "-1"})
+
+
+def test_without_a_launcher_nobody_knows_what_a_rank_is() -> None:
+    assert Launched.of({"RANK": "first"}).rank == 0
+
+
+def test_a_claim_serves_one_process(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    assert [files.take(3), files.take(3), files.take(4)] == [True, False, True]
 
 
 def test_a_rank_taken_over_starts_with_nothing_of_the_one_before(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from pathlib import Path
 
 from durable_core.errors import UsageError
 
-#: A worker writes the stacks of all its threads into ``RunFiles.stacks`` when it gets this signal.
+#: A worker writes the stacks of all its threads into ``RunFiles.stacks`` when it gets this signal. Before
+#: that file is there the signal would end it.
 DUMP_SIGNAL = signal.SIGRTMIN + 4
 
 
@@ -51,7 +52,7 @@ class Launched:
             generation=_count(environ, "DURABLE_GENERATION"),
             run_id=environ.get("DURABLE_RUN_ID", ""),
             run_dir=Path(run_dir) if run_dir else None,
-            rank=_count(environ, "RANK") or 0,
+            rank=_count(environ, "RANK") or 0 if run_dir else 0,  # without a launcher it is anybody's
             attempt=environ.get("DURABLE_ATTEMPT", ""),
             reason=environ.get("DURABLE_RESTART_REASON", ""),
             onset=_count(environ, "DURABLE_RESTART_ONSET"),
@@ -80,6 +81,16 @@ class RunFiles:
     def stacks(self, rank: int) -> Path:
         """What faulthandler wrote at ``DUMP_SIGNAL``. Written by the worker."""
         return self.root / "stacks" / f"{rank}.txt"
+
+    def take(self, generation: int) -> bool:
+        """Whether this is the first process to work under the claim of ``generation``: it serves once."""
+        path = self.root / "taken" / str(generation)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.open("x").close()
+        except FileExistsError:
+            return False
+        return True
 
     @property
     def opened(self) -> Path:

@@ -18,3 +18,8 @@ def open_root(root: str | Path) -> Tier:
     if is_remote(root):
         return open_remote(str(root), reached=probe.reached)
     return PosixTier(local_path(root), reached=probe.reached)
+
+
+def named(root: str | Path) -> str:
+    """``root`` for another process, whatever its working directory: an absolute path, or the URL."""
+    return str(root) if is_remote(root) else str(local_path(root).absolute())

@@ -10,17 +10,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from durable_core.clock import Clock
-from durable_core.commit import claim, ending
+from durable_core.commit import claim, ending, trust
+from durable_core.commit.fence import token_error
 from durable_core.commit.journal import EMPTY, View, replay_whole
 from durable_core.commit.state import CheckpointInfo, RunState
 from durable_core.engine import heartbeat
-from durable_core.engine.launched import launch_id
+from durable_core.engine.launched import Launched, launch_id
 from durable_core.engine.performer import Performer
-from durable_core.errors import RunBusy, RunEnded, RunNotFoundError, UsageError
+from durable_core.errors import Fenced, RunBusy, RunEnded, RunNotFoundError, UsageError
 from durable_core.session import software
 from durable_core.session.settings import Settings, takeover_requested
 from durable_core.spec import Comparison, RunSpec, check_resume, compare
-from durable_core.types import Promise
+from durable_core.types import Promise, Token
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,9 @@ class Coordinator:
         self.view: View = EMPTY
         self.previous: heartbeat.Owner | None = None
         self.claimed: claim.Claim | None = None
+        self.launched = Launched.of()
+        #: the generation that the launcher has claimed for this process
+        self.given: Token | None = None
         self.takeover = settings.takeover or takeover_requested()
         # An explicit takeover is a launch of its own: it must not inherit a superseded identity.
         self.launch = (None if self.takeover else launch_id()) or clock.new_id()
@@ -88,10 +92,12 @@ class Coordinator:
         """Create or resume. ``external``: the script names a foreign checkpoint to start from.
 
         Raises ``RunNotFoundError`` (``must``), ``UsageError`` (``never``, or ``external`` beside a
-        history), ``SpecMismatchError``, ``RunBusy``, ``Superseded``, ``RunEnded``, tier errors.
+        history), ``SpecMismatchError``, ``RunBusy``, ``Fenced`` (this is a process of an older attempt),
+        ``Superseded``, ``RunEnded``, tier errors.
         """
         self.performer.tier.probe()
         self.view = self.performer.run(replay_whole(EMPTY))
+        self._accept_given()
         warnings: tuple[str, ...] = ()
         if not self.view.state.exists:
             self._create()
@@ -100,38 +106,80 @@ class Coordinator:
             warnings = self._resume(external)
         if self.view.state.terminal is not None:
             return self._completed(warnings)
-        return self._claim(warnings, takeover=self.takeover)
+        if self._takes_given():
+            assert self.given is not None
+            return self._opened(self.performer.run(claim.taken(self.view, self.given)), warnings)
+        after = None if self.given is None else self.given.generation
+        return self._claim(warnings, takeover=self.takeover, after=after)
 
     def step_down(self, point: RestorePoint, reason: str, objects: tuple[str, ...]) -> Opening:
         """The restore point failed verification: say so in the journal, claim again with the next.
 
-        Raises ``NoUsableCheckpoint`` when none is left, and the errors of a claim.
+        Only the generation after one's own: whoever has claimed that by now is this one's successor. Raises
+        ``NoUsableCheckpoint`` when none is left, and the errors of a claim.
         """
         self.view = self.performer.run(
             claim.mark_corrupt(self.view, point.c, launch_id=self.launch, reason=reason, objects=objects)
         )
         if self.view.state.terminal is not None:
             return self._completed(())
-        return self._claim((), takeover=False)
+        assert self.claimed is not None, "only what was claimed is restored for writing"
+        return self._claim((), takeover=False, after=self.claimed.token.generation)
 
-    def _claim(self, warnings: tuple[str, ...], *, takeover: bool) -> Opening:
-        claimed = self.performer.run(
-            claim.claim_generation(
-                self.view, launch_id=self.launch, members=self.roles, takeover=takeover, choose=self._choose
-            )
-        )
+    def _accept_given(self) -> None:
+        """Note the generation that the launcher has claimed for this run, if it has.
+
+        Raises ``Fenced`` when the run has gone on to another: then this is a process of an older attempt.
+        """
+        launched, state, launch = self.launched, self.view.state, launch_id()
+        if launched.generation is None or launch is None or launched.run_id != state.run_id:
+            return
+        token = Token(launched.generation, launch)
+        error = token_error(state, token)
+        if isinstance(error, Fenced):
+            raise error
+        if error is None:  # else the run has ended, and how to go on from there is decided as ever
+            self.given, self.launch, self.takeover = token, launch, False
+
+    def _takes_given(self) -> bool:
+        """Whether that generation serves as it is: once, for the members it was claimed for, to go on with
+        what it was claimed to go on with."""
+        state, given = self.view.state, self.given
+        if given is None or set(state.members) != set(self.roles):
+            return False
+        if state.pending_fork is not None and state.pending_fork.launch_id == self.launch:
+            return False
+        newest = next(state.checkpoints.newest_first(), None)
+        if newest is not None and newest.generation == given.generation:
+            return False
+        return self.launched.files is None or self.launched.files.take(given.generation)
+
+    def _claim(self, warnings: tuple[str, ...], *, takeover: bool, after: int | None = None) -> Opening:
+        program = claim.claim_generation(
+            self.view, launch_id=self.launch, members=self.roles, takeover=takeover, choose=self._choose,
+            after=after,
+        )  # fmt: skip
+        return self._opened(self.performer.run(program), warnings)
+
+    def _opened(self, claimed: claim.Claim, warnings: tuple[str, ...]) -> Opening:
         self.view = claimed.view
         self.claimed = claimed
         state = self.view.state
         restore = None if claimed.restore_point is None else RestorePoint.of(claimed.restore_point)
+        warnings += (claimed.choice.warning,) if claimed.choice.warning else ()
         return Opening(
             state.run_id, self.launch, state.generation, state.seed, state.promise, restore, False, warnings,
             _root(state),
         )  # fmt: skip
 
     def _choose(self, state: RunState) -> claim.Choice:
-        """The newest usable checkpoint; the record says when other roles made it."""
-        choice = claim.choose_restore_point(state)
+        """The newest usable checkpoint, or one before what is not trusted; the record says when other roles
+        made it."""
+        launched = self.launched
+        if launched.onset is not None and launched.reason in trust.NUMERIC:
+            choice = claim.choose_before(state, launched.onset)
+        else:
+            choice = claim.choose_restore_point(state)
         if choice.c is None:
             return choice
         saved = saved_by(state, choice.c)
@@ -221,9 +269,10 @@ class Coordinator:
     def _refuse_live_owner(self) -> None:
         """Advisory: it spares a healthy run from being fenced by mistake; fencing is what protects."""
         self.previous = heartbeat.read(self.performer.tier)
-        if self.previous is None or self.takeover or self.previous.launch_id == self.launch:
+        previous = self.previous
+        if previous is None or previous.launch_id == self.launch or self.takeover or self.given is not None:
             return
-        alive, why = self.previous.alive(self.clock.now())
+        alive, why = previous.alive(self.clock.now())
         if alive:
             raise RunBusy(
                 f"{self.performer.tier.location} is being trained: {why}",

@@ -27,14 +27,16 @@ from durable_core.errors import (
     UnsupportedError,
 )
 from durable_core.format.manifest import Manifest
+from durable_core.session import software
 from durable_core.session.adopting import Adopted, Adopter
 from durable_core.session.opening import Coordinator, Opening, RestorePoint
 from durable_core.session.settings import Settings
 from durable_core.session.status import Board
 from durable_core.session.stores import Stores
 from durable_core.session.world import World
+from durable_core.state import fingerprint
 from durable_core.state.staging import Staged
-from durable_core.types import Token
+from durable_core.types import Promise, Token
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,25 @@ class Restorer:
                 hint="all writers must see the same root: a shared directory or an object store",
             )
         return view
+
+    def judge(self, manifest: Manifest, promise: Promise) -> tuple[Promise, str]:
+        """Before anything is overwritten: what of ``promise`` can still be kept with the software and the
+        roles of now, and why no more. ``PromiseError`` where more was insisted on."""
+        was = software.described(manifest.fingerprint, manifest.roles)
+        here = software.described(fingerprint.fingerprint(), self._world.roles)
+
+        def decide() -> Any:
+            assert self._coordinator is not None
+            asked, why = self._settings.asked, self._settings.accept_distribution
+            kept, untold = promise, ""
+            same = manifest.spec_digest == self._coordinator.view.state.spec_digest  # a fork promises anew
+            if same and not manifest.promise.implies(kept):  # the record of its lowering was never written
+                kept, untold = manifest.promise, f"it was saved under {manifest.promise.value}"
+            held = software.promised(kept, asked=asked, why=why, was=was, now=here)
+            return [held.promise.value, "; ".join(filter(None, (untold, held.reason)))]
+
+        value, reason = self._world.decide(decide)
+        return Promise(value), reason
 
     def part(self, found: restore.Restored) -> parts.Part:
         """What of the checkpoint this role has taken; told when other roles saved it.

@@ -80,6 +80,11 @@ class Board:
         with self._lock:
             return None if self._newest is None else self._newest[:2]
 
+    def durable_step(self) -> int:
+        """The step of that checkpoint; -1 before the first."""
+        newest = self._newest
+        return -1 if newest is None else newest[1]
+
     @property
     def only_in_memory(self) -> bool:
         """Whether the newest snapshot in memory is of a later step than the newest checkpoint."""

@@ -1,0 +1,118 @@
+"""L5. What a worker tells its launcher while it trains: how far it is, in which phase, what its steps take.
+
+A hint and never more: a run without a launcher does all the same and tells nobody. On the training thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from durable_core.clock import Clock
+from durable_core.engine import words
+from durable_core.engine.beats import Phase, Writer
+from durable_core.engine.launched import Launched, RunFiles
+from durable_core.types import Token
+
+
+class Reporter:
+    """One worker's beats. ``durable``: the newest step known to be durable, -1 for none.
+
+    A step's *own time* is what this worker itself took for it: from the moment the loop went on after the
+    last boundary, its data included, to its last local gradient, before it waits for the others. Where a step
+    has several backward passes the last one counts. On an accelerator that is when the gradient was queued.
+    """
+
+    def __init__(self, files: RunFiles | None, rank: int, clock: Clock, root: str) -> None:
+        self._files, self._clock, self._root = files, clock, root
+        self._writer = None if files is None else Writer(files.beat(rank), os.getpid())
+        self._phase, self._step, self._generation = Phase.INIT, -1, 0
+        self._resumed: float | None = None  # when the loop went on
+        self._gradient: float | None = None  # the last local gradient since
+        self._hooks: list[Any] = []
+        self.durable: Callable[[], int] = lambda: -1
+        self.beat()
+
+    @classmethod
+    def here(cls, launched: Launched, clock: Clock, root: str) -> Reporter:
+        """This process's. ``root``: as another process can use it."""
+        return cls(launched.files, launched.rank, clock, root)
+
+    def opened(self, run_id: str, token: Token, roles: tuple[str, ...], *, tells: bool) -> None:
+        """What this worker works on from now on. ``tells``: and it is the one that says which run that is."""
+        self._generation = token.generation
+        if self._files is not None and tells:
+            told = words.Opened(self._root, run_id, token.generation, token.launch_id, roles)
+            words.write(self._files.opened, told)
+        self.beat()
+
+    # --- beats -------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Still there, in the same phase."""
+        if self._writer is not None:
+            self._writer.beat(
+                self._clock.monotonic(), self._phase, generation=self._generation, step=self._step,
+                durable=self.durable(),
+            )  # fmt: skip
+
+    def enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self.beat()
+
+    @contextmanager
+    def within(self, phase: Phase) -> Iterator[Callable[[], None]]:
+        """``phase``, and afterwards the one before; gives what beats meanwhile. What it takes is no part of a
+        step's own time."""
+        before = self._phase
+        self.enter(phase)
+        try:
+            yield self.beat
+        finally:
+            self.enter(before)
+            if self._resumed is not None and self._gradient is None:
+                self._resumed = self._clock.monotonic()
+
+    def boundary(self, step: int) -> None:
+        """At each boundary. ``goes_on`` says when the loop has what it came for, and the next step begins."""
+        if self._writer is None:
+            return
+        if self._gradient is not None and self._resumed is not None:
+            self._writer.own(self._gradient - self._resumed)
+        self._gradient = self._resumed = None
+        self._step, self._phase = step, Phase.STEP
+        self.beat()
+
+    def goes_on(self) -> None:
+        if self._writer is not None:
+            self._resumed = self._clock.monotonic()
+
+    def trains(self, step: int) -> None:
+        """Everything is restored; ``step`` is the boundary that training goes on from."""
+        self._step = step
+        self.enter(Phase.STEP)
+        self.goes_on()
+
+    # --- a step's own time -------------------------------------------------------------------
+
+    def watch(self, modules: Iterable[nn.Module]) -> None:
+        """The first parameter of a module is the last to get its gradient. None, no own time."""
+        if self._writer is None:
+            return
+        for module in modules:
+            first = next((each for each in module.parameters() if each.requires_grad), None)
+            if first is not None:
+                self._hooks.append(first.register_hook(self._on_gradient))  # type: ignore[no-untyped-call]
+
+    def _on_gradient(self, gradient: Tensor) -> None:
+        self._gradient = self._clock.monotonic()
+
+    def close(self) -> None:
+        """The run is closed; what the script still does is its own affair. Harmless when repeated."""
+        while self._hooks:
+            self._hooks.pop().remove()
+        self.enter(Phase.EXIT)
