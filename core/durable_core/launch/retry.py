@@ -174,6 +174,18 @@ def record(state: RunState, verdict: Verdict, decision: Decision) -> dict[str, A
     }
 
 
+def suspects(state: RunState) -> tuple[Quarantine, ...]:
+    """Nodes whose wrong numbers (F12) a replay came past without them: they computed wrong (SDC-08). A
+    later generation has committed beyond the step, and none has found the same there."""
+    lines = past(state)
+    numeric = [one for one in lines if one.failure is F.F12 and one.place]
+    found = [
+        Quarantine(Unit.NODE, one.place) for one in numeric
+        if one.forgiven and not any(other is not one and other.step == one.step for other in numeric)
+    ]  # fmt: skip
+    return tuple(dict.fromkeys(found))
+
+
 # --- the rules, in their order ---------------------------------------------------------------
 
 
