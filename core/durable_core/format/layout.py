@@ -21,6 +21,8 @@ SNAPSHOTS = "snapshots/"
 HINTS = "hints/"
 TMP = "tmp/"
 OWNER_HINT = "hints/owner.json"
+CONTROLLER_HINT = "hints/controller.json"
+INCIDENTS = "incidents/"
 
 _SEGMENT = r"[a-z0-9._-]+"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
@@ -77,6 +79,11 @@ def is_role(role: object) -> bool:
 def is_op_id(op_id: object) -> bool:
     """32 hex digits, as ``Clock.new_id`` makes them."""
     return isinstance(op_id, str) and _OP_ID.fullmatch(op_id) is not None
+
+
+def incident_key(generation: int, op_id: str) -> str:
+    """Key of what was seen of one failure, or of one move of the run's state."""
+    return f"{INCIDENTS}g{_digits(generation, 6, 'generation')}-{op_id}.json"
 
 
 def journal_key(seq: int) -> str:

@@ -1,0 +1,99 @@
+"""L5. What later attempts leave out, and which checkpoint has lost its trust: read from the journal, and what
+is still to be recorded of it. Pure, and level-triggered: what has been recorded is due no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from durable_core.commit.state import Failure, RunState
+from durable_core.launch.classes import F, Unit
+
+#: Failures that speak against what was restored; a crash of another kind says nothing of it.
+AGAINST_STATE = frozenset({F.F11.value, F.F12.value, F.F13.value})
+#: So many of them while the restore was not proven yet demote the checkpoint.
+STRIKES = 2
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """By unit, the names that are left out (RECOV-02)."""
+
+    names: Mapping[Unit, frozenset[str]]
+
+    def __getitem__(self, unit: Unit) -> frozenset[str]:
+        return self.names.get(unit, frozenset())
+
+    def __contains__(self, item: tuple[Unit, str]) -> bool:
+        return item[1] in self[item[0]]
+
+
+def quarantined(run: RunState) -> Quarantined:
+    """What is in quarantine now; a record with ``lifted`` ends it."""
+    names: dict[Unit, frozenset[str]] = {}
+    known: Mapping[str, Unit] = {unit.value: unit for unit in Unit}
+    for line in run.quarantines:
+        unit, name = known.get(str(line.get("unit", ""))), line.get("name")
+        if unit is None or not isinstance(name, str):
+            continue
+        before = names.get(unit, frozenset())
+        names[unit] = before - {name} if line.get("lifted") else before | {name}
+    return Quarantined(names)
+
+
+def unrecorded(run: RunState) -> Iterator[dict[str, Any]]:
+    """The quarantines that failures were decided with and no record says yet: payloads of ``quarantine``."""
+    said = {(line.get("failure"), line.get("unit"), line.get("name")) for line in run.quarantines}
+    for failure in run.failures:
+        for one in _decided(failure):
+            unit, name = one.get("unit", ""), one.get("name", "")
+            if unit and name and (failure.op_id, unit, name) not in said:
+                yield {
+                    "unit": unit,
+                    "name": name,
+                    "failure": failure.op_id,
+                    "reason": failure.payload["class"],
+                }
+
+
+def _decided(failure: Failure) -> list[Mapping[str, Any]]:
+    evidence = failure.payload["evidence"]
+    found = evidence.get("quarantine", ()) if isinstance(evidence, Mapping) else ()
+    return [one for one in found if isinstance(one, Mapping)]
+
+
+def demotable(run: RunState, probation_steps: int) -> tuple[int, str] | None:
+    """A checkpoint that was restored again and again, each time to fail at once of a cause that speaks
+    against the state; and why. ``None``: there is none.
+
+    Never the last one that is left, and none known to be good: then the machine is wrong, not the state.
+    """
+    strikes: dict[int, list[Failure]] = {}
+    points = {life.generation: life.restore_point for life in run.lives}
+    for failure in run.failures:
+        c = points.get(failure.generation)
+        if c is None or failure.payload["class"] not in AGAINST_STATE:
+            continue
+        step = failure.payload["step"]
+        if step is None or step <= run.checkpoints[c].step + probation_steps:
+            strikes.setdefault(c, []).append(failure)
+    for c, against in strikes.items():
+        info = run.checkpoints[c]
+        lives = {failure.generation for failure in against}
+        if len(lives) < STRIKES or not info.usable or info.known_good or not _has_older(run, c):
+            continue
+        if any(other.generation in lives for other in run.checkpoints.values() if other.was_committed):
+            continue  # one of them had come to a commit: it had been proven then
+        what = ", ".join(f"{failure.payload['class']} in g{failure.generation}" for failure in against)
+        return c, f"failed its probation {len(lives)} times ({what})"
+    return None
+
+
+def _has_older(run: RunState, c: int) -> bool:
+    older = run.checkpoints[c].parent
+    while older is not None:
+        if run.checkpoints[older].usable:
+            return True
+        older = run.checkpoints[older].parent
+    return False
