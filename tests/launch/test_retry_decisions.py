@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from durable_core.commit.state import CheckpointInfo, Checkpoints, Failure, Life, RunState
+from durable_core.commit.state import CheckpointInfo, Failure, Life, RunState
 from durable_core.errors import UsageError
 from durable_core.launch.causes import Origin
 from durable_core.launch.classes import TABLE, F, Unit

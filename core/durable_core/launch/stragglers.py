@@ -5,7 +5,7 @@ equally long, and the mean hides the one that the others wait for (DETECT-09). P
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -78,12 +78,21 @@ def compare(beats: Mapping[int, Beat | None], rule: Rule | None = None) -> tuple
 
 
 def _clear(row: Straggler, beats: Mapping[int, Beat | None], rule: Rule) -> bool:
-    """Whether the difference is over the scatter of the rank's own times. The standard error of a median of
-    n normal values is 1.2533 s / sqrt(n)."""
+    """Whether the difference is over what the median of so few times may be off by chance.
+
+    The standard error of a median of n normal values is 1.2533 s / sqrt(n). The scatter of a few times is
+    itself a matter of chance, so it is taken for no smaller than that of the ranks in the middle.
+    """
+    spreads = {rank: _spread(beat.own) for rank, beat in beats.items() if beat is not None and beat.own}
     beat = beats[row.rank]
-    times = () if beat is None else beat.own
-    spread = _MAD * median(abs(seconds - row.own_s) for seconds in times)
-    return row.own_s - row.others_s >= rule.sigmas * 1.2533 * spread / math.sqrt(len(times))
+    count = 1 if beat is None else len(beat.own)
+    spread = max(spreads[row.rank], median(spreads.values()))
+    return row.own_s - row.others_s >= rule.sigmas * 1.2533 * spread / math.sqrt(count)
+
+
+def _spread(times: Sequence[float]) -> float:
+    middle = median(times)
+    return _MAD * median(abs(seconds - middle) for seconds in times)
 
 
 @dataclass(frozen=True)
