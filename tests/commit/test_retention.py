@@ -64,7 +64,7 @@ def test_the_newest_known_good_beyond_the_window_is_kept():
     good = {"known_good": True}
     state = history(good, good, {}, good, {}, {})
     assert gone(state, keep_last=1) == [0, 1, 2, 4]
-    assert gone(state, keep_last=1, detection_window_steps=35) == [0, 2, 4]
+    assert gone(state, keep_last=1, detection_window_steps=35) == [0, 2]
 
 
 def test_what_a_kept_one_reuses_need_not_be_kept():
@@ -122,3 +122,38 @@ def test_the_newest_in_each_tier_is_kept():
     state = history(both, both, disk, disk, disk)
     assert gone(state, keep_last=2) == [0, 2]
     assert keep_reasons(state, Retention(2))[1] == "newest in tier remote"
+
+
+def test_the_next_to_be_known_good_is_kept_until_the_window_has_passed_over_it():
+    """Three are kept, and ten pass before one is vindicated: without a candidate none would ever be."""
+    state = history(*[{}] * 6)
+    assert gone(state, keep_last=2, detection_window_steps=100) == [1, 2, 3]
+    assert gone(state, keep_last=2) == [0, 1, 2, 3]
+    assert keep_reasons(state, Retention(2, detection_window_steps=100))[0] == "the next to be known good"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 60), st.data())
+def test_what_was_known_good_a_window_ago_is_there_when_a_fault_is_found(every, keep_last, window, data):
+    """SDC-06, over the life of a run: every ``every`` steps a checkpoint; the window passes; marks follow
+    retirements. Whenever something is found, its onset at most a window ago, there is one before it."""
+    policy = Retention(keep_last, detection_window_steps=window)
+    state = history({"step": 0})
+    first = None
+    for c in range(1, data.draw(st.integers(2, 25))):
+        step = every * c
+        row = CheckpointInfo(c, step, 1, c - 1, "0" * 8, S.COMMITTED, seq=c)
+        state = replace(state, checkpoints=state.checkpoints.added(row), head=c)
+        old = (i for i in state.checkpoints.newest_first() if i.usable and i.step <= step - window)
+        mark = next(old, None)
+        if mark is not None:
+            state = replace(state, checkpoints=state.checkpoints.updated(replace(mark, known_good=True)))
+            first = step if first is None else first
+        for each in decide(state, policy):
+            info = replace(state.checkpoints[each.c], state=S.RETIRED)
+            state = replace(state, checkpoints=state.checkpoints.updated(info))
+        held = [info for info in state.checkpoints.values() if info.usable]
+        assert any(info.step <= max(0, step - window) for info in held)
+        if first is not None:
+            assert any(info.known_good and info.step <= step - window for info in held)
+        assert len(held) <= keep_last + 3

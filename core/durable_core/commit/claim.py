@@ -51,14 +51,18 @@ class Claim:
 def choose_restore_point(state: RunState, *, exclude: Collection[int] = ()) -> Choice:
     """The newest checkpoint on the head's lineage that is neither corrupt, retired nor excluded.
 
-    Raises ``NoUsableCheckpoint`` when there are commits and none qualifies: a run with history never
-    starts over by itself.
+    After a generation that ended itself for a numeric fault it is as ``choose_before`` says, whoever starts
+    the next one. Raises ``NoUsableCheckpoint`` when there are commits and none qualifies: a run with history
+    never starts over by itself.
     """
     fork = state.pending_fork
     if fork is not None and fork.external is not None:
         return Choice(None, f"forked from {fork.external}")
     if state.head is None:
         return Choice(None, "nothing has been committed yet")
+    onset = trust.stopped_for(state) if fork is None else None
+    if onset is not None:
+        return choose_before(state, onset, exclude=exclude)
     c = fork.origin if fork is not None else state.head
     passed: list[str] = []
     while c is not None:
@@ -82,7 +86,7 @@ def choose_before(state: RunState, onset: int, *, exclude: Collection[int] = ())
     never one at or after it. Raises ``NoUsableCheckpoint`` when there is none.
     """
     if state.pending_fork is not None or state.head is None:
-        return choose_restore_point(state, exclude=exclude)  # from what was named; nothing was trained since
+        return choose_restore_point(state, exclude=exclude)  # what was named; nothing is committed
     taint = trust.tainted(state)
     rows = [state.checkpoints[c] for c in reversed(state.lineage())]
     fit = [i for i in rows if i.usable and i.step < onset and i.c not in taint and i.c not in exclude]

@@ -93,6 +93,14 @@ def install(launched: Launched) -> Parting | None:
     return _parting
 
 
+def uninstall() -> None:
+    """For a process that is a worker only for a while, as tests are."""
+    global _parting
+    if _parting is not None:
+        _parting.remove()
+        _parting = None
+
+
 def ended(error: BaseException) -> None:
     """Last words on an error that no hook will see, for the interpreter does not call it for those."""
     if _parting is not None and _parting.process == os.getpid():

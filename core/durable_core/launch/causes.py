@@ -129,6 +129,8 @@ def _kind(words: Words, name: str, *, began: bool) -> tuple[F, Origin, str]:
 
 
 def _ours(words: Words, name: str) -> tuple[F, str]:
+    if name == "NumericFault" and words.object in F.__members__:
+        return F(words.object), "by what was found"
     if name in _LEAF:
         return _LEAF[name], "by its class"
     if words.branch in _OF_AN_OBJECT:

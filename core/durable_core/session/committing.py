@@ -18,14 +18,17 @@ from durable_core.commit.journal import AppendInDoubt, View, settle
 from durable_core.commit.landed import landed
 from durable_core.commit.request import SaveAborted, SaveOutcome, SaveRequest
 from durable_core.commit.save import save_coordinator, save_writer
+from durable_core.detect.base import Finding
 from durable_core.engine.collect import collect
 from durable_core.engine.lineage import Lineage
 from durable_core.engine.performer import Performer
 from durable_core.engine.staged import StagedShard
 from durable_core.engine.worker import Job
 from durable_core.engine.writer import Work, Writer
-from durable_core.errors import DurableError, FencedError, TierError
+from durable_core.errors import DurableError, FencedError, LostSlot, TierError
 from durable_core.session.cadence import Meter
+from durable_core.session.integrity import Watch
+from durable_core.session.marking import Marker
 from durable_core.session.settings import Settings
 from durable_core.session.snapshots import Lease
 from durable_core.session.status import Board
@@ -39,11 +42,12 @@ class Committer:
 
     def __init__(
         self, performer: Performer, clock: Clock, world: World, settings: Settings, token: Token,
-        view: View, board: Board, meter: Meter, home: str,
+        view: View, board: Board, meter: Meter, home: str, watch: Watch,
     ) -> None:  # fmt: skip
         self._performer, self._clock, self._world, self._settings = performer, clock, world, settings
         self._token, self._board, self._meter, self._home = token, board, meter, home
         self.writer = Writer(view)
+        self._marker = Marker(watch, performer, token, world.role, board, clock)
         self.lineage = Lineage()
         self.in_hand: Callable[[], frozenset[int]] = frozenset
         self.on_commit: list[Callable[[SaveOutcome], None]] = []
@@ -110,19 +114,23 @@ class Committer:
             listener(outcome)
 
     def _after_commit(self, view: View) -> View:
-        """Journal what could not be journaled before, then retention; neither can undo the commit."""
-        if not self._world.coordinator:
-            return view
+        """Journal what could not be journaled before, known-good marks, then retention; none undoes the
+        commit."""
         try:
+            view = self._marker.tell(view)
+            if not self._world.coordinator:
+                return view
             while self._unwritten:
                 view = self._append_failure(view, *self._unwritten[0])
                 del self._unwritten[0]
+            view = self._marker.after_commit(view)
         except AppendInDoubt as error:
             return error.view
-        except TierError:
+        except (TierError, LostSlot):
             return view  # the lines stay for the next commit
+        policy = self._marker.retention(self._settings.retention)
         collected = collect(
-            self._performer, view, self._settings.retention, self._token.launch_id, self._epoch,
+            self._performer, view, policy, self._token.launch_id, self._epoch,
             in_hand=self.in_hand(),
         )  # fmt: skip
         self._epoch = collected.epoch
@@ -147,6 +155,12 @@ class Committer:
     def note_failure(self, failure_class: str, signature: str, evidence: Any, step: int | None) -> None:
         line = (failure_class, signature, evidence, step)
         self.background("failure", lambda view: self._append_failure(view, *line))
+
+    def found(self, finding: Finding, action: str) -> None:
+        """Journal a numeric fault, in the background; every role may find one."""
+        self._marker.found(finding, action)
+        work = self._keeping_doubt(self._marker.tell)
+        self.writer.submit(Job("finding", work, lambda error: self._failed(finding.step, error)))
 
     def draining(self, step: int, reason: str) -> None:
         self._board.emit(events.Draining(self._clock.now(), step, reason))

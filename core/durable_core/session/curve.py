@@ -25,8 +25,9 @@ class Curve:
         for row in rows:
             self.window.record(window.Row(**row))
 
-    def note(self, step: int, values: Mapping[str, Any], promise: Promise) -> str:
-        """One more row. Why it differs from what the same step gave before the failure; ``""``: it does not.
+    def note(self, step: int, values: Mapping[str, Any], promise: Promise) -> tuple[window.Row, str]:
+        """One more row, and why it differs from what the same step gave before the failure; ``""``: it does
+        not.
 
         ``UsageError`` for what is no number.
         """
@@ -34,10 +35,10 @@ class Curve:
         self.window.record(row)
         reference = self._reference.pop(step, None)
         if reference is None:
-            return ""
+            return row, ""
         self.replayed += 1
         verdict = window.compare([reference], [row], promise)
-        return verdict.reason if verdict.ok is False else ""
+        return row, verdict.reason if verdict.ok is False else ""
 
     def rows(self) -> list[Any]:
         """As JSON: a loss may well be NaN."""

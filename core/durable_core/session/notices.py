@@ -78,8 +78,12 @@ def sentence_of(event: events.Event) -> str | None:
             f"checkpoint {event.c} is of {', '.join(event.was)} and goes on with "
             f"{', '.join(event.now)}{of_first}"
         )
-    if isinstance(event, events.ReplayMismatched):
-        return f"the replay differs from what was trained before the failure: {event.reason}"
+    if isinstance(event, events.NumericFaultFound):
+        follows = "training goes on" if event.action == "continue" else "training stops"
+        return (
+            f"{event.reason} ({event.failure}, found by {event.detector}); nothing from step {event.onset} "
+            f"on is to be trusted, and {follows}"
+        )
     if isinstance(event, events.PromiseLowered):
         return f"the promise is lowered from {event.was.value} to {event.now.value}: {event.reason}"
     return None

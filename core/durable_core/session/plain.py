@@ -6,9 +6,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.optim import Optimizer
@@ -16,6 +17,9 @@ from torch.optim import Optimizer
 from durable_core.commit.retention import Retention
 from durable_core.data import DurableLoader
 from durable_core.data.cursor import Cursor
+from durable_core.detect.policy import Integrity
+from durable_core.engine.beats import Phase
+from durable_core.engine.uncaught import EXIT_DRAINED
 from durable_core.errors import (
     CommitAborted,
     DurableError,
@@ -29,6 +33,7 @@ from durable_core.session import notices
 from durable_core.session.begun import Begun, left_within
 from durable_core.session.cadence import Cadence
 from durable_core.session.places import Tiers
+from durable_core.session.recomputing import Recomputer
 from durable_core.session.run import Run
 from durable_core.session.saving import Due
 from durable_core.session.settings import Backlog, OnBreach, Resume, Settings
@@ -38,8 +43,7 @@ from durable_core.spec import RunSpec
 from durable_core.state import capture, contract, rng, stable
 from durable_core.types import Promise
 
-#: Exit status after a planned stop: try again (EX_TEMPFAIL of sysexits.h).
-EXIT_DRAINED = 75
+T = TypeVar("T")
 
 
 class Drained(SystemExit):
@@ -64,6 +68,7 @@ class DurableSession:
         self._optimizers = [item for item in unwrapped if isinstance(item, Optimizer)]
         self._modules = [item for item in self._objects.values() if isinstance(item, torch.nn.Module)]
         self._begun = Begun(self._objects)
+        self._twice = Recomputer(self._objects)
         self._step = 0
         self._updates = 0  # of those steps, the ones whose optimizer did step
         self._unprepared = True
@@ -98,6 +103,7 @@ class DurableSession:
         rpo_steps: int | None = None,
         tiers: Tiers | None = None,
         supply_window: int = Settings.supply_window,
+        integrity: Integrity | None = None,
         from_first: tuple[str, ...] = (),
         takeover: bool = False,
         spec: RunSpec | None = None,
@@ -107,15 +113,16 @@ class DurableSession:
 
         ``every_n_steps`` counts calls of ``step()``; ``tiers``: where copies are kept beside ``root``.
         ``supply_window``: a warning says of how many steps each the data did not keep up with (0: never).
+        ``integrity``: what the numbers given to ``step()`` are checked for (not finite, spikes; more is
+        opt-in), and whether a finding ends the process; ``Integrity()`` warns and goes on.
         ``promise="distribution"`` needs ``accept_distribution``: why the conclusion drawn from the run allows
         samples to be repeated or skipped. Under "exact-order" a restart may have another number of processes;
         ``from_first``: what of the state may then be the first one's though it differed between them
         (``("model/bn.running_*",)``). On a process that the checkpoint does not know the global random
-        streams begin anew, and a generator in ``state`` goes on as the first one's.
-        Raises what ``Run.open`` and ``Run.load`` raise, ``PromiseError``
-        when the loader cannot keep what is promised, and ``UsageError`` naming an object of ``state`` that
-        cannot be saved. Trouble with the storage and whatever else a person should know is told as
-        warnings.
+        streams begin anew, and a generator in ``state`` goes on as the first one's. Raises what ``Run.open``
+        and ``Run.load`` raise, ``PromiseError`` when the loader cannot keep what is promised, and
+        ``UsageError`` naming an object of ``state`` that cannot be saved. Trouble with the storage and
+        whatever else a person should know is told as warnings.
         """
         if promise is None and spec is not None and spec.promise is not Promise.BITWISE:
             promise, accept_distribution = spec.promise, spec.reason
@@ -132,6 +139,7 @@ class DurableSession:
             rpo_steps=rpo_steps,
             tiers=tiers or Tiers(),
             supply_window=supply_window,
+            integrity=integrity or Integrity(),
             from_first=tuple(from_first),
         )
         world = world or World.torch_distributed()
@@ -179,6 +187,7 @@ class DurableSession:
         if self._loader is not None:
             self._loader.before_next.append(self._check_pair(self._loader, self._loader.cursor))
             self._loader.before_next.append(self._before_batch)
+        self.run.reporter.watch(self._modules)
         if threading.current_thread() is threading.main_thread():
             self._previous_handler = signal.signal(signal.SIGTERM, self._on_term)
 
@@ -205,6 +214,7 @@ class DurableSession:
 
     def _before_batch(self) -> None:
         """Of a step's batches, before the first: what training on them changes is what differs from now."""
+        self.run.reporter.beat()
         if self._outstanding == 0:
             self._begun.mark()
 
@@ -238,7 +248,8 @@ class DurableSession:
         Batches handed over since the last call count as consumed by this step; as consumed without an update
         when no optimizer has stepped (a gradient scaler skips it after an overflow). Saves when the cadence
         says so; ``True`` when it did. After SIGTERM it saves, waits, and raises ``Drained`` (exit 75).
-        ``Fenced`` when another process has taken the run over.
+        ``Fenced`` when another process has taken the run over; ``NumericFault`` when the numbers are wrong
+        and ``integrity`` says to stop.
         """
         self._step += 1
         skipped = bool(self._optimizers) and not self._updated  # by a scaler that met an overflow
@@ -246,17 +257,33 @@ class DurableSession:
         self._updated = False
         if self._loader is not None and self._loader.outstanding:
             self._loader.acknowledge(self._loader.outstanding, step=self._step, no_update=skipped)
-        self.run.note_metrics(self._step, loss=loss, lr=lr, grad_norm=grad_norm)
+        self.run.note_metrics(self._step, loss=loss, lr=lr, grad_norm=grad_norm, updated=not skipped)
         self.run.boundary(self._step)
+        self.run.integrity.examine(self._step, self._twice.parameters)
         self.run.watch(self._step, self._loader)
         if self._term.is_set():
             self._drain()
         due = self.run.due(self._step)
-        if due is not None:
-            return self._save(due=due)
-        if self._unprepared:  # the optimizer has its moments only now: the state has its full size
+        saved = due is not None and self._save(due=due)
+        if due is None and self._unprepared:  # the optimizer has its moments now: the state has its full size
             self._prepare()
-        return False
+        self.run.reporter.goes_on()
+        return saved
+
+    def evaluating(self) -> AbstractContextManager[Callable[[], None]]:
+        """``with session.evaluating() as alive:`` around an evaluation, so that a launcher does not take it
+        for a step that hangs. Call ``alive()`` now and then in a long one."""
+        return self.run.reporter.within(Phase.EVAL)
+
+    def recompute(self, gradients: Callable[[], T]) -> T:
+        """Call ``gradients`` (forward and backward of a step's batches, taken before), and return what it
+        returns.
+
+        With ``Integrity(recompute_every=n)`` it is called twice in one step of n, from the same random
+        streams, buffers and gradients, and the gradients are compared; what it returned the second time is
+        returned. It may do nothing else that lasts. Use it at every step, on every rank.
+        """
+        return self._twice.compute(gradients, self._step + 1, self.run.integrity)
 
     def _drain(self) -> NoReturn:
         self.run.draining(self._step, "SIGTERM")

@@ -15,10 +15,13 @@ from typing import Any
 from durable_core import events
 from durable_core.clock import Clock, SystemClock
 from durable_core.data.loader import DurableLoader
-from durable_core.engine import heartbeat, restore
+from durable_core.detect.base import Finding, Step
+from durable_core.engine import heartbeat, restore, uncaught
+from durable_core.engine.beats import Phase
 from durable_core.engine.copies import Fault
 from durable_core.engine.launched import Launched
 from durable_core.engine.performer import Performer
+from durable_core.engine.roots import named
 from durable_core.engine.worker import Job
 from durable_core.errors import (
     RestoreError,
@@ -26,40 +29,40 @@ from durable_core.errors import (
     UsageError,
 )
 from durable_core.format import codec
-from durable_core.format.manifest import Manifest
-from durable_core.session import software
+from durable_core.session import assembling
 from durable_core.session.cadence import Meter
 from durable_core.session.committing import Committer
-from durable_core.session.copying import Copier
 from durable_core.session.curve import Curve
 from durable_core.session.declaring import declared
+from durable_core.session.integrity import Watch
 from durable_core.session.opening import Coordinator, Opening
 from durable_core.session.recovery import Recovery
 from durable_core.session.repairing import damaged, repairing
+from durable_core.session.reporting import Reporter
 from durable_core.session.restoring import Loaded, Restorer
 from durable_core.session.saving import Due, Saver
 from durable_core.session.settings import Settings
-from durable_core.session.snapshots import Snapshots
 from durable_core.session.status import Board, Status
 from durable_core.session.stores import open_stores, require_feasible
 from durable_core.session.tiers import open_tier
 from durable_core.session.watching import MixtureWatch, SupplyWatch
 from durable_core.session.world import World
 from durable_core.spec import RunSpec
-from durable_core.state import fingerprint
 from durable_core.tier.base import Tier
 from durable_core.types import Promise, Token
 
 
 class Run:
     """Use ``Run.open``. Attributes for reading: ``run_id``, ``generation``, ``seed`` (the run's, whatever
-    the script says now), ``promise``, ``fresh``, ``completed``, ``restored_from``, ``warnings``."""
+    the script says now), ``promise``, ``fresh``, ``completed``, ``restored_from``, ``warnings``;
+    ``integrity`` watches its numbers."""
 
     def __init__(
         self, tier: Tier, clock: Clock, world: World, settings: Settings, opening: Opening,
-        coordinator: Coordinator | None,
+        coordinator: Coordinator | None, reporter: Reporter,
     ) -> None:  # fmt: skip
         self.tier, self.clock, self.world, self.settings = tier, clock, world, settings
+        self.reporter = reporter
         self._opening = opening
         self._coordinator = coordinator
         self._stores = open_stores(
@@ -69,6 +72,7 @@ class Run:
         self.board = Board(
             Recovery(self._stores.traits(), settings.tiers.goals, home=self._stores.home.name, clock=clock)
         )
+        reporter.durable = self.board.durable_step
         self._performer = Performer(tier, clock, landing=self._stores.landing.tier)
         self._meter = Meter()
         self._heartbeat: heartbeat.Heartbeat | None = None
@@ -78,6 +82,7 @@ class Run:
         self._lowered: tuple[Promise, str] | None = None
         self._supply = SupplyWatch(settings.supply_window, self.board, clock)
         self._mixture = MixtureWatch(self.board, clock)
+        self.integrity = Watch(settings.integrity, world, self.board, clock, self._found)
         self._curve = Curve(settings.metrics_window, coordinator.previous if coordinator else None)
 
     # --- opening -----------------------------------------------------------------------------
@@ -101,10 +106,13 @@ class Run:
         ``SpecMismatchError``, ``NoUsableCheckpoint``, and the tier's errors.
         """
         world, settings, clock = world or World.solo(), settings or Settings(), clock or SystemClock()
+        launched = Launched.of()
+        uncaught.install(launched)
+        reporter = Reporter.here(launched, clock, named(root))
         tier = open_tier(root)
         spec = spec or RunSpec(roles=world.roles, promise=settings.promise)
-        if (file := Launched.of().spec) is not None:
-            settings, spec = declared(settings, spec, file)
+        if launched.spec is not None:
+            settings, spec = declared(settings, spec, launched.spec)
         spec.freeze()
         performer = Performer(tier, clock)
         coordinator = (
@@ -116,13 +124,19 @@ class Run:
             return coordinator.open(external=external).to_json()
 
         require_feasible(tier, settings.tiers, settings.cadence)
-        run = cls(tier, clock, world, settings, Opening.from_json(world.decide(decide)), coordinator)
+        opening = Opening.from_json(world.decide(decide))
+        run = cls(tier, clock, world, settings, opening, coordinator, reporter)
+        run._tell_launcher()
         if coordinator is not None and not run.completed:
             token = run.token
             launch, generation = token.launch_id, token.generation
             run._heartbeat = heartbeat.Heartbeat(tier, clock, launch, generation, run._curve.rows)
             run._heartbeat.start()
         return run
+
+    def _tell_launcher(self) -> None:
+        """After each claim."""
+        self.reporter.opened(self.run_id, self.token, self.world.roles, tells=self.world.coordinator)
 
     @property
     def run_id(self) -> str:
@@ -179,10 +193,16 @@ class Run:
         """
         if self._opening.restore is None:
             raise UsageError("nothing to load: this run has no checkpoint yet")
-        started = self.clock.monotonic()
-        self._opening, found = self._restorer().load(self._opening)
-        self._judge(found.manifest)
-        return self._accept(found, self.clock.monotonic() - started)
+        started, claimed = self.clock.monotonic(), self.generation
+        with self.reporter.within(Phase.RESTORE):
+            self._opening, found = self._restorer().load(self._opening)
+            if self.generation != claimed:
+                self._tell_launcher()
+            promise, reason = self._restorer().judge(found.manifest, self.promise)
+            if promise is not self.promise:
+                self._lowered = (promise, reason)
+                self._opening = replace(self._opening, promise=promise)
+            return self._accept(found, self.clock.monotonic() - started)
 
     def _restorer(self) -> Restorer:
         return Restorer(
@@ -190,31 +210,12 @@ class Run:
             self.board,
         )  # fmt: skip
 
-    def _judge(self, manifest: Manifest) -> None:
-        """Before anything is overwritten: what can still be promised with the software and roles of now."""
-        was = software.described(manifest.fingerprint, manifest.roles)
-        here = software.described(fingerprint.fingerprint(), self.world.roles)
-
-        def decide() -> Any:
-            assert self._coordinator is not None
-            asked, why = self.settings.asked, self.settings.accept_distribution
-            kept, untold = self.promise, ""
-            same = manifest.spec_digest == self._coordinator.view.state.spec_digest  # a fork promises anew
-            if same and not manifest.promise.implies(kept):  # the record of its lowering was never written
-                kept, untold = manifest.promise, f"it was saved under {manifest.promise.value}"
-            held = software.promised(kept, asked=asked, why=why, was=was, now=here)
-            return [held.promise.value, "; ".join(filter(None, (untold, held.reason)))]
-
-        value, reason = self.world.decide(decide)
-        if Promise(value) is not self.promise:
-            self._lowered = (Promise(value), reason)
-            self._opening = replace(self._opening, promise=Promise(value))
-
     def _accept(self, found: restore.Restored, seconds: float) -> Loaded:
         manifest = found.manifest
         part = self._restorer().part(found)
         metrics = tuple(codec.decode(row, key=f"c{manifest.c}") for row in manifest.metrics)
         self._curve.restore(metrics)
+        self.integrity.begin(manifest.step, metrics)
         self._loaded = Loaded(
             manifest.c,
             manifest.step,
@@ -252,30 +253,23 @@ class Run:
             raise RestoreError(f"the writers hold different checkpoints: {held}")
         if self.completed or self._saver is not None:
             return
+        if self._loaded is None:
+            self.integrity.begin(0)
         view = self._restorer().view(self.generation)
         committer = Committer(
             self._performer, self.clock, self.world, self.settings, self.token, view, self.board,
-            self._meter, self._stores.home.name,
+            self._meter, self._stores.home.name, self.integrity,
         )  # fmt: skip
-        stores = self._stores
-        copier: Copier | None = None
-        if stores.landing != stores.home:
-            copier = Copier(
-                self._performer, self.clock, self.world, self.token, stores, self.board,
-                lambda: committer.writer.view, deadline_s=self.settings.commit_deadline_s,
-            )  # fmt: skip
-        snapshots = Snapshots(stores.pool, self.clock, self.world, self.board, stores.keeping)
-        self._saver = Saver(
-            committer, snapshots, copier, stores.landing.name, self.clock, self.world, self.settings,
-            self.token, self.board, self._curve.window, self._meter,
+        self._saver = assembling.saver(
+            committer, self._performer, self._stores, self.clock, self.world, self.settings, self.token,
+            self.board, self._curve, self._meter,
         )  # fmt: skip
-        if stores.memory is not None:  # what is sealed now is of this generation, or was adopted
-            stores.memory.free(older_than=self.generation)
         if self._faults:
-            work = repairing(self._faults, self._performer, stores, self.clock, self.board)
+            work = repairing(self._faults, self._performer, self._stores, self.clock, self.board)
             committer.writer.submit(Job("repair", work, lambda error: None))
         if self._lowered is not None:
             self._saver.lower_promise(*self._lowered)
+        self.reporter.trains(self.board.current_step)
 
     # --- training ----------------------------------------------------------------------------
 
@@ -285,6 +279,7 @@ class Run:
 
     def boundary(self, step: int) -> None:
         """At every boundary: raises ``Fenced`` when this writer was fenced, and any fault of our own."""
+        self.reporter.boundary(step)
         self._active().boundary(step)
 
     def watch(self, step: int, loader: DurableLoader | None) -> None:
@@ -326,26 +321,33 @@ class Run:
         acknowledged since the last call. ``False``: the backlog policy skipped it. With ``wait`` it
         returns when the checkpoint is committed, or raises what prevented it.
         """
+        self.integrity.raise_found()
         if cursor is not None and self.world.coordinator:  # it is the same on all of them
             self._mixture.saving(step, cursor)
-        return self._active().save(
-            state, role, step=step, due=due or Due(), unchanging=unchanging, cursor=cursor,
-            counters=counters or {}, rows=tuple(rows), wait=wait,
-        )  # fmt: skip
+        with self.reporter.within(Phase.SAVE):
+            return self._active().save(
+                state, role, step=step, due=due or Due(), unchanging=unchanging, cursor=cursor,
+                counters=counters or {}, rows=tuple(rows), wait=wait,
+            )  # fmt: skip
 
     def note_metrics(
-        self, step: int, *, loss: float | None = None, lr: float | None = None, grad_norm: float | None = None
-    ) -> None:
-        """One row of the metrics window; a step that is being replayed is compared with its first run.
+        self, step: int, *, loss: float | None = None, lr: float | None = None,
+        grad_norm: float | None = None, updated: bool = True,
+    ) -> None:  # fmt: skip
+        """One row of the metrics window, which the detectors judge; a step that is being replayed is compared
+        with its first run. ``updated``: an optimizer has stepped.
 
         Tensors and numpy scalars of one element are taken for their value (a device is waited for).
         Raises ``UsageError`` for what is no number.
         """
         given = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
-        mismatch = self._curve.note(step, given, self.promise)
-        if mismatch:
-            self.board.emit(events.ReplayMismatched(self.clock.now(), step, mismatch))
-            self._active().committer.note_failure("F13", "replay-mismatch", mismatch, step)
+        row, difference = self._curve.note(step, given, self.promise)
+        if difference:
+            self.board.emit(events.ReplayMismatched(self.clock.now(), step, difference))
+        self.integrity.note(Step(step, row.loss, row.grad_norm, updated), difference)
+
+    def _found(self, finding: Finding, action: str) -> None:
+        self._active().committer.found(finding, action)
 
     @property
     def replayed(self) -> int:
@@ -357,7 +359,8 @@ class Run:
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until what was staged is durable (or has failed). ``False`` when the time ran out."""
-        return True if self._saver is None else self._saver.flush(timeout)
+        with self.reporter.within(Phase.SAVE):
+            return True if self._saver is None else self._saver.flush(timeout)
 
     def note_failure(self, failure_class: str, signature: str, evidence: Any, step: int | None) -> None:
         """Append a line to the run's failure history, in the background."""
@@ -376,6 +379,7 @@ class Run:
     def succeed(self, target: Any = None) -> None:
         """The run is done and its final state committed: append ``run.succeeded`` and wait for it."""
         active = self._active()
+        self.reporter.enter(Phase.SAVE)
         if active.copier is not None and not active.copier.finish():
             raise TierUnavailable(
                 "the final checkpoint is not in the root yet, so the run has not succeeded",
@@ -388,6 +392,7 @@ class Run:
 
         Raises ``Fenced`` or a fault of our own that nobody was told of yet.
         """
+        self.reporter.close()
         saver, self._saver = self._saver, None
         beating, self._heartbeat = self._heartbeat, None
         try:
