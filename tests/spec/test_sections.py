@@ -10,6 +10,7 @@ import pytest
 
 from durable_core.errors import FormatError, SpecMismatchError, UsageError
 from durable_core.spec import (
+    CAPABILITIES,
     FIELD_RULES,
     Batch,
     Budgets,
@@ -27,11 +28,9 @@ from durable_core.spec import (
     RepairableRole,
     RunSpec,
     Security,
-    Spent,
     check_resume,
     codec,
     compare,
-    exceeded,
     pairs,
     rule_of,
 )
@@ -130,6 +129,7 @@ def test_exactly_one_membership_contract_is_selected(changes: dict[str, Any]) ->
         ("membership.fixed", lambda: Membership(fixed=0)),
         ("membership.elastic", lambda: Membership(elastic=Elastic(3, 2))),
         ("membership.elastic.uneven", lambda: Elastic(1, 2, uneven="drop")),
+        ("membership.elastic.supports", lambda: Elastic(1, 2, supports=("everything",))),
         ("membership.role_repair", lambda: Membership(role_repair=(RepairableRole("a", ("c",), ()),) * 2)),
         ("communicators", lambda: RepairableRole("a", (), ("weights",))),
         ("parallel.ep", lambda: ParallelPlan(dp=3, ep=2)),
@@ -180,6 +180,25 @@ def test_references_to_credentials_are_accepted(value: str) -> None:
     assert Security(credentials=value).credentials == value
 
 
+@pytest.mark.parametrize("missing", CAPABILITIES)
+def test_an_elastic_range_is_frozen_only_when_every_capability_is_declared(missing: str) -> None:
+    def membership(supports: tuple[str, ...]) -> RunSpec:
+        return RunSpec(
+            membership=Membership(elastic=Elastic(1, 2, supports=supports)), promise=Promise.EXACT_ORDER
+        )
+
+    membership(CAPABILITIES).freeze()
+    with pytest.raises(UsageError, match=missing):
+        membership(tuple(each for each in CAPABILITIES if each != missing)).freeze()
+
+
+def test_an_elastic_range_cannot_keep_bits() -> None:
+    elastic = Membership(elastic=Elastic(1, 2, supports=CAPABILITIES))
+    with pytest.raises(UsageError, match="exact-order"):
+        RunSpec(membership=elastic).freeze()
+    RunSpec(membership=Membership(elastic=Elastic(2, 2, supports=CAPABILITIES))).freeze()
+
+
 def test_a_dirty_working_tree_cannot_be_frozen() -> None:
     with pytest.raises(UsageError, match=r"provenance\.dirty"):
         RunSpec(provenance=Provenance(source_revision="0" * 40, dirty=True)).freeze()
@@ -228,29 +247,3 @@ def test_batch_semantics_are_the_run() -> None:
     with pytest.raises(SpecMismatchError, match=r"batch\.loss_reduction"):
         check_resume(RunSpec(batch=Batch()), RunSpec(batch=Batch(loss_reduction="sum")))
     assert rule_of("parallel.placement.within").name == "FREE"
-
-
-# --- budgets ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("budgets", "spent", "reason"),
-    [
-        (Budgets(device_hours=2), Spent(device_hours=2.1), "budget_exceeded:device_hours"),
-        (Budgets(wall_seconds=10), Spent(wall_seconds=11), "budget_exceeded:wall_seconds"),
-        (
-            Budgets(cost=10, currency="EUR", device_hour_price=3),
-            Spent(device_hours=4),
-            "budget_exceeded:cost",
-        ),
-        (Budgets(failures=2), Spent(failures=3), "budget_exceeded:failures"),
-        (Budgets(lost_steps=5), Spent(lost_steps=6), "budget_exceeded:lost_steps"),
-    ],
-)
-def test_every_budget_is_exceeded_by_name(budgets: Budgets, spent: Spent, reason: str) -> None:
-    assert [each.reason for each in exceeded(budgets, spent)] == [reason]
-    assert exceeded(budgets, Spent()) == () == exceeded(Budgets(), spent)
-
-
-def test_a_budget_that_is_exactly_used_up_is_kept() -> None:
-    assert exceeded(Budgets(failures=2), Spent(failures=2)) == ()

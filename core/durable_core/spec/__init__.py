@@ -23,6 +23,7 @@ from durable_core.spec.model import (
 )
 from durable_core.spec.rules import FIELD_RULES, Comparison, Rule, check_resume, compare, rule_of
 from durable_core.spec.sections import (
+    CAPABILITIES,
     Batch,
     Budgets,
     Determinism,
@@ -37,9 +38,9 @@ from durable_core.spec.sections import (
     RepairableRole,
     Security,
 )
-from durable_core.spec.spending import Excess, Spent, exceeded
 
 __all__ = [
+    "CAPABILITIES",
     "DOMAINS",
     "FATES",
     "FIELD_RULES",
@@ -53,7 +54,6 @@ __all__ = [
     "DataSpec",
     "Determinism",
     "Elastic",
-    "Excess",
     "FailurePolicy",
     "Goal",
     "Membership",
@@ -69,7 +69,6 @@ __all__ = [
     "Rule",
     "RunSpec",
     "Security",
-    "Spent",
     "Target",
     "canonical",
     "check_resume",
@@ -77,7 +76,6 @@ __all__ = [
     "derive",
     "describe_model",
     "digest_of",
-    "exceeded",
     "flatten",
     "is_digest",
     "mutable_alias",

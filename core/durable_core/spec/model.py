@@ -269,7 +269,8 @@ class RunSpec:
         )
 
     def freeze(self) -> RunSpec:
-        """Check that every reference is immutable; returns self. ``UsageError`` names the field."""
+        """Check that every reference is immutable, and an elastic membership supported by all that it
+        concerns; returns self. ``UsageError`` names the field."""
         references = {
             "model.initial": self.model.initial,
             "data.dataset_id": self.data.dataset_id if self.data else None,
@@ -288,7 +289,26 @@ class RunSpec:
             "the working tree differs from the revision, so nothing says what ran",
             "commit it first",
         )
+        self._require_elastic()
         return self
+
+    def _require_elastic(self) -> None:
+        elastic = None if self.membership is None else self.membership.elastic
+        if elastic is None or elastic.min == elastic.max:
+            return
+        missing = ", ".join(elastic.missing)
+        require(
+            not missing,
+            "membership.elastic.supports",
+            f"another number of workers is not declared to be supported by: {missing}",
+            "declare it when it is so, or use membership.fixed",
+        )
+        require(
+            self.promise is not Promise.BITWISE,
+            "membership.elastic",
+            "sums over another number of workers round otherwise, and the promise is bitwise",
+            "promise: exact-order, or membership.fixed",
+        )
 
     def forked_from(self, parent: RunSpec) -> RunSpec:
         """This spec as an explicit fork of ``parent`` (SPEC-08)."""

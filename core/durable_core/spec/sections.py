@@ -15,7 +15,9 @@ Pairs = tuple[tuple[str, Scalar], ...]
 
 #: Classes of failures that a budget may be given for, and those that are never tried again.
 CLASSES = tuple(f"F{number}" for number in range(1, 21))
-NEVER_RETRIED = frozenset({"F7", "F14", "F16", "F19"})
+NEVER_RETRIED = frozenset({"F7", "F14", "F15", "F16", "F19", "F20"})
+#: What has to work with another number of workers before their number may change (SCHED-06).
+CAPABILITIES = ("model_sharding", "optimizer_state", "global_batch", "data_assignment", "schedule")
 #: What a failure may take out of service.
 QUARANTINE = ("node", "image", "data", "storage")
 
@@ -25,18 +27,27 @@ QUARANTINE = ("node", "image", "data", "storage")
 
 @dataclass(frozen=True)
 class Elastic:
-    """Between ``min`` and ``max`` workers. ``uneven``: what happens when the global batch does not divide
-    among them: ``refuse`` that size, or give some workers one micro-batch more (``spread``)."""
+    """Between ``min`` and ``max`` workers. ``supports``: the ``CAPABILITIES`` that whoever wrote the training
+    declares for all sizes between; all are needed. ``uneven``: what happens when the global batch does not
+    divide among them: ``refuse`` that size, or give some workers one sample more (``spread``)."""
 
     min: int
     max: int
     uneven: str = "refuse"
+    supports: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         positive(self.min, "membership.elastic.min")
         positive(self.max, "membership.elastic.max")
         require(self.min <= self.max, "membership.elastic", f"min {self.min} is more than max {self.max}")
         choice(self.uneven, ("refuse", "spread"), "membership.elastic.uneven")
+        for name in self.supports:
+            choice(name, CAPABILITIES, "membership.elastic.supports")
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Capabilities that are not declared."""
+        return tuple(name for name in CAPABILITIES if name not in self.supports)
 
 
 @dataclass(frozen=True)

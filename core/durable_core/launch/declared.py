@@ -1,0 +1,49 @@
+"""L5. What a run spec declares, in the terms of those who decide. Pure."""
+
+from __future__ import annotations
+
+from durable_core.launch.classes import F
+from durable_core.launch.retry import Policy
+from durable_core.spec import Budgets, RunSpec
+
+_DEFAULT = Policy()
+
+
+def policy(spec: RunSpec) -> Policy:
+    """How often and how quickly the run is started again. What the spec leaves open is the launcher's own."""
+    failure = spec.failure
+    return Policy(
+        restarts=_DEFAULT.restarts if failure.max_restarts is None else failure.max_restarts,
+        budgets={F(name): int(value or 0) for name, value in failure.retries},
+        backoff_s=failure.backoff_seconds,
+        backoff_max_s=failure.backoff_max_seconds,
+        repeats_elsewhere=failure.repeat_threshold,
+        limits=limits(spec.budgets),
+    )
+
+
+def limits(budgets: Budgets) -> dict[str, float]:
+    """The budgets that are declared, by the names that ``spent`` uses."""
+    declared = {
+        "device_hours": budgets.device_hours,
+        "wall_s": budgets.wall_seconds,
+        "cost": budgets.cost,
+        "failures": budgets.failures,
+        "lost_steps": budgets.lost_steps,
+    }
+    return {name: float(value) for name, value in declared.items() if value is not None}
+
+
+def spent(
+    budgets: Budgets, *, device_hours: float, wall_seconds: float, failures: int, lost_steps: int
+) -> dict[str, float]:
+    """What is held against the limits. ``device_hours``: devices held times hours, idle ones too;
+    ``wall_seconds``: since the run was created; ``failures``: charged ones in the life of the run;
+    ``lost_steps``: trained and then lost to a restart, over all of them."""
+    return {
+        "device_hours": device_hours,
+        "wall_s": wall_seconds,
+        "cost": device_hours * (budgets.device_hour_price or 0.0),
+        "failures": float(failures),
+        "lost_steps": float(lost_steps),
+    }

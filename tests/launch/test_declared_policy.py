@@ -1,0 +1,47 @@
+"""A run spec in the launcher's terms."""
+
+from __future__ import annotations
+
+import pytest
+
+from durable_core.launch.classes import TABLE, F, Retry
+from durable_core.launch.declared import limits, policy, spent
+from durable_core.launch.retry import Policy
+from durable_core.spec import Budgets, FailurePolicy, RunSpec, pairs
+from durable_core.spec.sections import CLASSES, NEVER_RETRIED
+
+
+def test_what_is_not_declared_is_the_launchers_own() -> None:
+    assert policy(RunSpec()).restarts == Policy().restarts and not policy(RunSpec()).limits
+
+
+def test_what_is_declared_decides() -> None:
+    failure = FailurePolicy(
+        max_restarts=3,
+        retries=pairs({"F1": 2}),
+        backoff_seconds=0.5,
+        backoff_max_seconds=8,
+        repeat_threshold=4,
+    )  # fmt: skip
+    found = policy(RunSpec(failure=failure, budgets=Budgets(wall_seconds=60)))
+    assert (found.restarts, found.budgets, found.repeats_elsewhere) == (3, {F.F1: 2}, 4)
+    assert (found.backoff_s, found.backoff_max_s, found.limits) == (0.5, 8.0, {"wall_s": 60.0})
+
+
+def test_every_budget_has_what_it_is_held_against() -> None:
+    budgets = Budgets(
+        device_hours=1, wall_seconds=1, cost=1, currency="EUR", device_hour_price=3, failures=1, lost_steps=1
+    )
+    used = spent(budgets, device_hours=2, wall_seconds=4, failures=5, lost_steps=6)
+    assert used.keys() == limits(budgets).keys() and used["cost"] == 6
+
+
+def test_the_classes_that_a_spec_may_budget_are_those_that_are_retried() -> None:
+    assert tuple(F) == CLASSES
+    assert {F(name) for name in NEVER_RETRIED} == {f for f, row in TABLE.items() if row.retry is Retry.NONE}
+
+
+@pytest.mark.parametrize("name", sorted(NEVER_RETRIED))
+def test_a_budget_for_the_others_is_refused(name: str) -> None:
+    with pytest.raises(Exception, match="never tried again"):
+        FailurePolicy(retries=pairs({name: 1}))
