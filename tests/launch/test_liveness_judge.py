@@ -112,7 +112,12 @@ TORCH = "/x/site-packages/torch"
 
 def stack(*frames: tuple[str, str], thread: str = "Current thread") -> str:
     """As faulthandler writes it; ``frames`` innermost first."""
-    lines = [f'  File "{file}", line 7 in {function}' for file, function in frames]
+    outermost = (
+        ("/u/train.py", "<module>")
+        if thread.startswith("Current")
+        else ("/usr/lib/threading.py", "_bootstrap")
+    )
+    lines = [f'  File "{file}", line 7 in {function}' for file, function in (*frames, outermost)]
     return "\n".join([f"{thread} 0x00007f8a1c2d (most recent call first):", *lines, ""])
 
 
@@ -145,7 +150,7 @@ def test_who_has_left_the_loop_is_not_told_by_its_phase() -> None:
 def test_then_stacks() -> None:
     beats = {0: at(9.0), 1: at(99.0), 2: at(5.0)}
     found = culprit(beats, {0: WAITS, 1: BACKWARD, 2: SLEEPS})
-    assert (found.rank, found.frames) == (2, ("train.py:step", "train.py:fetch"))
+    assert (found.rank, found.frames) == (2, ("train.py:<module>", "train.py:step", "train.py:fetch"))
     assert "rank 0 waits in distributed_c10d.py:all_reduce" in found.reason
 
 
@@ -174,6 +179,22 @@ def test_the_main_thread_counts_and_the_newest_dump() -> None:
     old = SLEEPS
     dump = old + "\n" + other + "\n" + WAITS
     assert culprit({0: at(9.0), 1: at(9.0)}, {0: dump, 1: other + SLEEPS}).rank == 1
+
+
+def test_a_dump_that_is_still_being_written_does_not_count() -> None:
+    other = stack(("/usr/lib/threading.py", "wait"), thread="Thread")
+    for end in range(len(SLEEPS)):
+        found = culprit({0: at(9.0), 1: at(9.0)}, {0: WAITS, 1: other + SLEEPS[:end]})
+        assert found.rank in (None, 1) and (found.rank is None or found.frames[-1] == "train.py:fetch")
+        assert culprit({0: at(9.0), 1: at(9.0)}, {0: WAITS, 1: WAITS + other + SLEEPS[:end]}).rank in (
+            None,
+            1,
+        )
+
+
+def test_a_stack_that_is_too_deep_to_be_shown_counts() -> None:
+    deep = SLEEPS.replace('  File "/u/train.py", line 7 in <module>', "  ...")
+    assert culprit({0: at(9.0), 1: at(9.0)}, {0: WAITS, 1: deep}).rank == 1
 
 
 def test_one_alone_holds_itself_up() -> None:

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):\s*$")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 
+#: What stands for the outer frames of a stack that is too deep to be shown.
+_DEEPER = "  ..."
+_OUTERMOST = frozenset({"<module>", "_run_module_as_main", _DEEPER})
+
 #: A rank whose innermost frame is one of these waits for others. (end of the path, function or ``None``: any)
 _WAITS: tuple[tuple[str, str | None], ...] = (
     ("torch/distributed/distributed_c10d.py", None),
@@ -34,21 +38,27 @@ class Frame:
         return f"{self.file.rpartition('/')[2]}:{self.function}"
 
 
-def main_stack(text: str) -> tuple[Frame, ...]:
-    """The main thread's frames in the newest dump of ``text``, innermost last; empty when there is none.
+_REST = Frame("", _DEEPER)
 
-    Faulthandler writes the newest thread first, so the main thread's are the last. A dump that was cut
-    short within them still ends with frames of the thread it was at.
+
+def main_stack(text: str) -> tuple[Frame, ...]:
+    """The main thread's frames in the newest whole dump of ``text``, innermost last; empty when there is
+    none.
+
+    It is the thread whose outermost frame is a module's: others begin in ``threading``. (Which thread is
+    the "current" one says only who was given the signal.) A dump may be read while it is written: a block
+    without its outermost frame is not whole, unless it says that more frames follow.
     """
     blocks: list[list[Frame]] = []
     for line in text.splitlines():
         if _THREAD.match(line):
             blocks.append([])
-            continue
-        found = _FRAME.match(line)
-        if found is not None and blocks:
-            blocks[-1].append(Frame(found["file"], found["function"]))
-    return tuple(reversed(blocks[-1])) if blocks else ()
+        elif (frame := _FRAME.match(line)) is not None and blocks:
+            blocks[-1].append(Frame(frame["file"], frame["function"]))
+        elif line == _DEEPER and blocks:
+            blocks[-1].append(_REST)
+    whole = [block for block in blocks if block and block[-1].function in _OUTERMOST]
+    return tuple(frame for frame in reversed(whole[-1]) if frame is not _REST) if whole else ()
 
 
 def waiting_in(frames: tuple[Frame, ...]) -> str:
