@@ -2,74 +2,36 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+)
 
+from durable_core.commit.claim import choose_before
 from durable_core.engine.words import Member, Request
+from durable_core.errors import NodesMissing
 from durable_core.launch.agent import hooks, teardown
+from durable_core.launch.agent.ended import Cause, Ended, Verdict
 from durable_core.launch.agent.house import House
 from durable_core.launch.agent.starting import Starter
 from durable_core.launch.agent.workers import Workers
 from durable_core.launch.classes import DRAINED
 from durable_core.launch.machine import GroupPhase
+from durable_core.launch.rendezvous import Restart, RunRendezvous
 
 #: Seconds between two questions to the rendezvous store: whether nodes wait, whether one of them stops.
 _ASK_S = 0.25
 _STOP_KEY = "durable/stop"
-
-
-class Cause(enum.Enum):
-    """Why the watch over an attempt ended."""
-
-    FINISHED = "every worker ended with 0"
-    FAILED = "a worker failed"
-    DRAINED = "workers stopped as they were asked to"
-    REQUESTED = "the controller asks for a restart"
-    STOP = "a planned stop"
-    TOLD = "another node stops"
-    REGROUP = "nodes wait to join"
-    UNMET = "the nodes did not meet"
-
-
-@dataclass(frozen=True)
-class Ended:
-    """One attempt as it ended. ``exits``: statuses by rank, negative for a signal, of those that ended by
-    themselves; ``after``: of those that we have stopped; ``error``: of the rendezvous."""
-
-    cause: Cause
-    generation: int | None = None
-    exits: Mapping[int, int] = field(default_factory=dict)
-    after: Mapping[int, int] = field(default_factory=dict)
-    request: Request | None = None
-    forced: tuple[int, ...] = ()
-    error: str = ""
-
-    @property
-    def clean(self) -> bool:
-        """Nothing failed, before or after the stop."""
-        return all(status in (0, DRAINED) for status in (*self.exits.values(), *self.after.values()))
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What follows. ``exit_code``: the launcher ends with it; ``None``: another attempt, after ``delay_s``;
-    ``reason``, ``onset``: what the next workers are told of the last ones."""
-
-    exit_code: int | None
-    why: str
-    delay_s: float = 0.0
-    reason: str = ""
-    onset: int | None = None
 
 
 Judge = Callable[[Ended], Verdict]
@@ -94,16 +56,15 @@ class Agent(LocalElasticAgent):
         self._house, self._starter, self._judge = house, starter, judge
         self._kill_grace_s, self._stop_grace_s = kill_grace_s, stop_grace_s
         self._extra = extra
-        self._attempt = 0
+        self._rounds = 0
         self._asked = -_ASK_S
-        self._follows = Verdict(None, "")
         self._stopped = teardown.Stopped()
 
     # --- the loop ----------------------------------------------------------------------------
 
     def _invoke_run(self, role: str = "default") -> RunResult:
         while True:
-            self._remaining_restarts = self._worker_group.spec.max_restarts - self._attempt
+            self._remaining_restarts = self._worker_group.spec.max_restarts - self._rounds
             ended = self._once()
             self.verdict = self._judge(ended)
             if self.verdict.exit_code is not None:
@@ -112,8 +73,8 @@ class Agent(LocalElasticAgent):
             if not self._back_off(self.verdict.delay_s):
                 self.verdict = Verdict(DRAINED, "stopped while it waited to start again")
                 return self._result(ended)
-            self._follows = self.verdict
-            self._attempt += 1
+            self._handler.restart = _restart(self.verdict)
+            self._rounds += 1
 
     def _once(self) -> Ended:
         """One attempt, from the rendezvous until nothing of it is left."""
@@ -122,8 +83,11 @@ class Agent(LocalElasticAgent):
                 self._meet()
         except SignalException:
             return Ended(Cause.STOP)
-        except RendezvousError as error:
-            return Ended(Cause.UNMET, error=f"{type(error).__name__}: {error}")
+        except (RendezvousClosedError, RendezvousGracefulExitError):
+            return Ended(Cause.CLOSED)
+        except (NodesMissing, RendezvousError) as error:
+            self._house.say(f"rendezvous: {error}")
+            return Ended(Cause.UNMET)
         try:
             self._begin()
             ended = self._watch()
@@ -133,11 +97,14 @@ class Agent(LocalElasticAgent):
         return self._finish(ended)
 
     def _meet(self) -> None:
-        self._house.tell(GroupPhase.RENDEZVOUS, attempt=self._attempt, members=(), generation=None)
+        self._house.tell(GroupPhase.RENDEZVOUS, members=(), generation=None)
         self._rendezvous(self._worker_group)
+        handler = self._handler
+        self._house.tell(launch_id=handler.launch, attempt=handler.attempt)
 
     def _begin(self) -> None:
         self._pcontext = None
+        self._house.control(self._worker_group.group_rank == 0)
         self._house.fresh_attempt(self._pids)
         self._house.tell(GroupPhase.STARTING, generation=self._generation, expected=self._world_size)
         with hooks.starting_through(self._context):
@@ -150,21 +117,9 @@ class Agent(LocalElasticAgent):
     def _context(self, **given: Any) -> PContext:
         """In place of torch's ``start_processes``. Kept before it starts anything, so that a start that fails
         half-way is stopped as well."""
-        self._pcontext = made = Workers(self._starter, os.environ, self._added(), **given)
+        self._pcontext = made = Workers(self._starter, os.environ, self._extra, **given)
         made.start()
         return made
-
-    def _added(self) -> dict[str, str]:
-        """What these workers are told (``engine.launched``)."""
-        told = {
-            **self._extra,
-            "DURABLE_RUN_DIR": str(self._house.files.root),
-            "DURABLE_ATTEMPT": f"{self._house.launch}/{self._attempt}",
-            "DURABLE_LAUNCH_ID": self._house.launch,
-            "DURABLE_RESTART_REASON": self._follows.reason,
-            "DURABLE_RESTART_ONSET": "" if self._follows.onset is None else str(self._follows.onset),
-        }
-        return {name: value for name, value in told.items() if value}
 
     # --- watching ----------------------------------------------------------------------------
 
@@ -172,7 +127,7 @@ class Agent(LocalElasticAgent):
         clock, signals = self._house.clock, self._house.signals
         drained_at: float | None = None
         while True:
-            self._house.tend()
+            self._tend()
             if signals.count:
                 return self._seen(Cause.STOP)
             exits = self._workers.exits()
@@ -189,10 +144,16 @@ class Agent(LocalElasticAgent):
                 return ended
             signals.wait(self._worker_group.spec.monitor_interval)
 
+    def _tend(self) -> None:
+        self._starter.tend()
+        self._house.tend()
+        if self._generation != self._house.facts.generation:
+            self._house.tell(generation=self._generation)
+
     def _asked_for(self) -> Ended | None:
         for request in self._house.requests(self._generation):
             if request.kind == "dump":
-                self._house.dump(self._workers.processes.values())
+                self._house.dump(self._by_rank(self._workers.pids()))
             elif request.kind == "drain":
                 return self._seen(Cause.STOP, request)
             else:
@@ -266,7 +227,7 @@ class Agent(LocalElasticAgent):
         clock = self._house.clock
         until = clock.monotonic() + seconds
         while not self._house.signals.count and (left := until - clock.monotonic()) > 0:
-            self._house.tend()
+            self._tend()
             self._house.signals.wait(min(left, 0.5))
         return not self._house.signals.count
 
@@ -283,16 +244,26 @@ class Agent(LocalElasticAgent):
         return self._store if (self._worker_group.group_world_size or 1) > 1 else None
 
     @property
+    def _handler(self) -> RunRendezvous:
+        handler = self._worker_group.spec.rdzv_handler
+        assert isinstance(handler, RunRendezvous)
+        return handler
+
+    @property
     def _generation(self) -> int | None:
-        text = os.environ.get("DURABLE_GENERATION", "")
-        return int(text) if text else None
+        """The one claimed for these workers, or by them."""
+        terms, opened = self._handler.terms, self._house.opened()
+        claimed = None if terms is None else terms.generation
+        own = opened.generation if opened is not None else None
+        return max((each for each in (claimed, own) if each is not None), default=None)
 
     @property
     def _world_size(self) -> int:
         return self._worker_group.workers[0].world_size
 
     def _pids(self) -> tuple[int, ...]:
-        return () if self._pcontext is None else tuple(self._pcontext.pids().values())
+        workers = () if self._pcontext is None else tuple(self._pcontext.pids().values())
+        return (*workers, *self._starter.pids)
 
     def _by_rank(self, by_local: Mapping[int, int]) -> dict[int, int]:
         ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
@@ -313,3 +284,10 @@ class Agent(LocalElasticAgent):
         state = WorkerState.SUCCEEDED if self.verdict.exit_code == 0 else WorkerState.STOPPED
         ranks = [worker.global_rank for worker in self._worker_group.workers]
         return RunResult(state, dict.fromkeys(ranks))
+
+
+def _restart(verdict: Verdict) -> Restart:
+    onset = verdict.onset
+    if onset is None:
+        return Restart(verdict.reason)
+    return Restart(verdict.reason, onset, lambda state: choose_before(state, onset))

@@ -24,11 +24,10 @@ RUNNER = "durable_core.launch.worker"
 @dataclass(frozen=True)
 class Flags:
     """What was asked for. ``config``: torch's own, complete; ``command``: one worker's, before substitution;
-    ``limits``: seconds a worker may stay in a phase without progress; ``alone``: one node."""
+    ``limits``: seconds a worker may stay in a phase without progress."""
 
     config: LaunchConfig
     command: tuple[str, ...]
-    alone: bool
     root: str = ""
     spec: str = ""
     standbys: int = 0
@@ -75,14 +74,7 @@ def parser() -> argparse.ArgumentParser:
     """torchrun's, with ours. ``--max-restarts`` is the budget of the run, over all nodes and launches."""
     found: argparse.ArgumentParser = get_args_parser()
     found.prog = "durable launch"
-    ours = found.add_argument_group("durable")
-    for each in ADDED:
-        if each.type is None:
-            ours.add_argument(each.name, action="store_true", help=each.help)
-        else:
-            ours.add_argument(
-                each.name, type=each.type, default=each.default, choices=each.choices, help=each.help
-            )
+    _add(found.add_argument_group("durable"))
     for action in found._actions:  # the environment (PET_...) may have set another default; that stands
         if action.dest == "max_restarts" and action.default == 0:
             action.default = MAX_RESTARTS
@@ -91,14 +83,22 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def _add(to: argparse._ActionsContainer) -> None:
+    for each in ADDED:
+        if each.type is None:
+            to.add_argument(each.name, action="store_true", help=each.help)
+        else:
+            to.add_argument(
+                each.name, type=each.type, default=each.default, choices=each.choices, help=each.help
+            )
+
+
 def parse(arguments: Sequence[str], new_id: Callable[[], str]) -> Flags:
     """``UsageError`` for what cannot be. ``SystemExit`` as argparse for unknown flags."""
     args = parser().parse_args(list(arguments))
     _, most = parse_min_max_nnodes(args.nnodes)
-    alone = most == 1 and not args.rdzv_endpoint
-    if args.standalone or (alone and args.rdzv_backend == "static" and args.master_port is None):
+    if args.standalone or (most == 1 and args.rdzv_backend == "static"):
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", new_id()
-        alone = True
     if args.master_port is None:
         args.master_port = 29500
     _check(args)
@@ -107,7 +107,7 @@ def parse(arguments: Sequence[str], new_id: Callable[[], str]) -> Flags:
     except (AssertionError, ValueError) as error:
         raise UsageError(str(error), hint="durable launch --help") from error
     return Flags(
-        config, _command(args, entrypoint, rest), alone, args.root, args.spec, args.standby, args.kill_grace,
+        config, _command(args, entrypoint, rest), args.root, args.spec, args.standby, args.kill_grace,
         args.stop_grace, args.max_restarts, args.takeover, not args.no_preflight, args.on_numeric,
         {phase: limit for phase in LIMITS if (limit := getattr(args, f"{phase}_limit")) is not None},
     )  # fmt: skip
@@ -135,3 +135,20 @@ def _command(args: argparse.Namespace, entrypoint: Any, rest: Sequence[str]) -> 
     python = os.environ.get("PYTHON_EXEC", sys.executable)
     script = rest[rest.index(args.training_script) :]
     return (python, "-u", "-m", RUNNER, *(("-m",) if args.module else ()), *script)
+
+
+def usage(epilog: str) -> str:
+    """What ``--help`` shows: ours in full, and of torchrun's that all are taken."""
+    shown = argparse.ArgumentParser(
+        prog="durable launch", add_help=False, epilog=epilog,
+        usage="durable launch [torchrun's flags] [flags] SCRIPT [ARGS ...]",
+        description="Start a script on every device of this node, and start it again when it fails, as often "
+        "as its budget and the cause allow, each time under a generation of its own and from the newest state "
+        "that was saved. Takes every flag of torchrun (torchrun --help).",
+    )  # fmt: skip
+    _add(shown)
+    shown.add_argument(
+        "--max-restarts", type=int, default=MAX_RESTARTS, metavar="N",
+        help="Restarts without progress that are charged, over all nodes and launches of the run.",
+    )  # fmt: skip
+    return shown.format_help()

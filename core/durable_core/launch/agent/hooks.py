@@ -1,7 +1,7 @@
 """L5. All of TorchElastic that is used here and is not promised, in one place, with the version tried.
 
 ``TABLE`` lists what must be there and how it is called; ``broken()`` says what is not, and a test fails with
-exactly that. Public names (``LocalElasticAgent``, ``PContext``, ``config_from_args``, ...) are used where they
+exactly that. Public names (``LocalElasticAgent``, ``PContext``, ``config_from_args``) are used where they
 are needed.
 
 ==================================  ======================================================================

@@ -1,12 +1,11 @@
-"""L5. What an agent keeps as long as it lives: the run directory, the keeper, the controller, its facts."""
+"""L5. What an agent keeps as long as it lives: keeper, controller, its facts, the requests made of it."""
 
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable, Iterable
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from durable_core.clock import Clock
@@ -17,47 +16,57 @@ from durable_core.launch.agent import sweeping
 from durable_core.launch.agent.keeper import Keeper
 from durable_core.launch.agent.reporting import Reporter
 from durable_core.launch.agent.signals import Signals
-from durable_core.launch.agent.starting import Process
 from durable_core.launch.machine import GroupPhase
 
 _CLOSE_S = 10.0
 
 
 class House:
-    """``say``: one line for the operator. Main thread only; ``close`` at the end, whatever happened."""
+    """Main thread only; ``close`` at the end, whatever happened. ``controller``: the command that starts one,
+    empty for none; ``say``: one line for the operator."""
 
-    def __init__(self, launch: str, clock: Clock, signals: Signals, say: Callable[[str], None]) -> None:
-        self.launch, self.clock, self.signals, self.say = launch, clock, signals, say
-        self.files = RunFiles(make_run_dir(launch)).prepare()
+    def __init__(
+        self, files: RunFiles, clock: Clock, signals: Signals, say: Callable[[str], None],
+        controller: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.files, self.clock, self.signals, self.say = files, clock, signals, say
         sweeping.become_subreaper()
-        self._keeper = Keeper(self.files.root)
-        self._reporter = Reporter(self.files, clock, launch)
+        self._keeper = Keeper(files.root)
+        self._controller = Helper(controller, clock, say)
+        self._reporter = Reporter(files, clock)
         self._reporter.start()
         self._kept: set[int] = set()
         self._own: Callable[[], Iterable[int]] = tuple
         self._done: set[str] = set()
 
+    @property
+    def facts(self) -> words.Facts:
+        return self._reporter.facts
+
     def tell(self, phase: GroupPhase | None = None, **changes: Any) -> None:
         self._reporter.tell(phase, **changes)
 
+    def opened(self) -> words.Opened | None:
+        return words.read_opened(self.files.opened)
+
+    def control(self, wanted: bool) -> None:
+        """Whether this node is the one with the controller."""
+        self._controller.want(wanted)
+
     def tend(self) -> None:
-        """At every look: the keeper lives, and dead orphans are taken leave of."""
+        """At every look: keeper and controller live, and dead orphans are taken leave of."""
         if self._keeper.tend():
             self.say("the keeper was gone; another one watches now")
+        self._controller.tend()
         sweeping.reap_adopted(self._known())
 
     def fresh_attempt(self, own: Callable[[], Iterable[int]]) -> None:
-        """No worker lives: what they left is not about those to come, and what lives is not theirs.
-
-        ``own()``: the workers to come, as far as they are started; the agent itself waits for these.
-        """
-        for name in ("beats", "words", "stacks"):
-            for path in (self.files.root / name).iterdir():
-                path.unlink(missing_ok=True)
+        """No worker lives; what else lives now belongs to no attempt. ``own()``: what the attempt has
+        started so far, and waits for itself."""
         self._kept, self._own = sweeping.children(), own
 
     def strays(self) -> set[int]:
-        """What an attempt has left and the agent did not start: by its mark, or become a child of the agent."""
+        """What an attempt has left that the agent did not start: marked, or by now a child of the agent."""
         sweeping.reap_adopted(self._known())
         marked = sweeping.marked(sweeping.mark(self.files.root), also=b"DURABLE_ATTEMPT")
         return (marked | sweeping.children()) - self._known()
@@ -68,39 +77,70 @@ class House:
         for path in sorted(self.files.requests.glob("[!.]*")):
             if path.name in self._done:
                 continue
+            self._done.add(path.name)
             try:
                 request = words.read_request(path)
             except FormatError as error:
                 self.say(f"a request is not understood: {error}")
-                request = None
-            self._done.add(path.name)
+                continue
             if request is not None and request.generation == generation:
                 found.append(request)
         return found
 
-    def dump(self, processes: Iterable[Process]) -> None:
-        """Ask each for the stacks of its threads."""
-        for process in processes:
-            if process.poll() is None:
+    def dump(self, pids: Mapping[int, int]) -> None:
+        """Ask each (by rank) for the stacks of its threads; one that has no file for them would die of it."""
+        for rank, pid in pids.items():
+            if self.files.stacks(rank).exists():
                 with suppress(ProcessLookupError):
-                    os.kill(process.pid, DUMP_SIGNAL)
+                    os.kill(pid, DUMP_SIGNAL)
 
     def close(self) -> None:
-        """Ends what is left of the launch on this node and removes the run directory."""
+        """Ends what is left of the launch on this node; the run directory goes last."""
+        self._controller.want(False)
         self._reporter.stop()
         if not self._keeper.close(_CLOSE_S):
             self.say("the keeper still ends processes that were left; it goes on by itself")
 
     def _known(self) -> set[int]:
-        return {*self._kept, *self._own(), self._keeper.pid}
+        return {*self._kept, *self._own(), self._keeper.pid, *self._controller.pids}
 
 
-def make_run_dir(launch: str) -> Path:
-    """A new directory of this user alone, in memory where there is such a place."""
-    shared = Path("/dev/shm")
-    base = (shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())) / (
-        f"durable-{os.getuid()}"
-    )
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (base / "launch").mkdir(mode=0o700, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=f"{launch[:16]}-", dir=base / "launch"))
+class Helper:
+    """A process beside the agent that is started again when it dies: at once, then every few seconds."""
+
+    AGAIN_S = 2.0
+
+    def __init__(self, command: Sequence[str], clock: Clock, say: Callable[[str], None]) -> None:
+        self._command, self._clock, self._say = tuple(command), clock, say
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = -self.AGAIN_S
+        self._wanted = False
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return () if self._process is None else (self._process.pid,)
+
+    def want(self, wanted: bool) -> None:
+        self._wanted = wanted and bool(self._command)
+        if not self._wanted and self._process is not None:
+            self._process.kill()  # what it has not written another one will
+            self._process.wait()
+            self._process = None
+
+    def tend(self) -> None:
+        if not self._wanted or (self._process is not None and self._process.poll() is None):
+            return
+        now = self._clock.monotonic()
+        if now - self._started < self.AGAIN_S:
+            return
+        if self._process is not None:
+            self._say(f"the controller ended with {self._process.returncode}; starting another")
+        self._started = now
+        self._process = subprocess.Popen(
+            self._command, env=_without_attempt(os.environ), start_new_session=True, stdin=subprocess.DEVNULL
+        )
+
+
+def _without_attempt(environ: Mapping[str, str]) -> dict[str, str]:
+    """It outlives attempts, but not the agent: marked as of the run directory alone."""
+    return {name: value for name, value in environ.items() if name != "DURABLE_ATTEMPT"}

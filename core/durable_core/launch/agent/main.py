@@ -6,83 +6,90 @@ import os
 from collections.abc import Callable, Sequence
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, registry
+from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from durable_core.clock import Clock, SystemClock
+from durable_core.errors import FencedError, RunBusy
 from durable_core.launch.agent import flags as flagging
-from durable_core.launch.agent import hooks
-from durable_core.launch.agent.agent import Agent, Cause, Ended, Verdict
+from durable_core.launch.agent.agent import Agent
+from durable_core.launch.agent.ended import Verdict
 from durable_core.launch.agent.flags import Flags
 from durable_core.launch.agent.house import House
+from durable_core.launch.agent.judging import Judge
 from durable_core.launch.agent.signals import Signals
-from durable_core.launch.agent.starting import Cold
-from durable_core.launch.classes import DRAINED, FENCED
+from durable_core.launch.agent.starting import Cold, Starter
+from durable_core.launch.classes import FENCED
+from durable_core.launch.rendezvous import RunRendezvous
+from durable_core.launch.retry import Policy
+from durable_core.launch.standby.pool import Warm
 
 
 def launch(arguments: Sequence[str], say: Callable[[str], None], clock: Clock | None = None) -> int:
-    """Run to the end of the group or of the launch; the exit status (``core/design/0008-launcher.md``)."""
+    """Run to the end of the run or of the launch; the exit status (``core/design/0008-launcher.md``).
+
+    Raises ``UsageError``, ``RunBusy``, ``NoUsableCheckpoint`` and what else keeps a run from being started.
+    """
     clock = clock or SystemClock()
     flags = flagging.parse(arguments, clock.new_id)
-    identity = os.environ.get("DURABLE_LAUNCH_ID") or (clock.new_id() if flags.alone else flags.config.run_id)
+    if flags.takeover:
+        os.environ["DURABLE_TAKEOVER"] = "1"
     signals = Signals()
     signals.install(flags.config.signals_to_handle.split(","))
-    house = House(identity, clock, signals, say)
+    handler = RunRendezvous(_parameters(flags), clock, size=flags.config.nproc_per_node)
+    house = House(handler.files, clock, signals, say)
+    starter: Starter = Warm(Cold(), flags.standbys) if flags.standbys else Cold()
     try:
-        return _run(flags, house)
+        verdict = _run(flags, handler, house, starter)
     finally:
+        handler.shutdown()
+        starter.close()
         house.close()
+    say(verdict.why)
+    assert verdict.exit_code is not None
+    return verdict.exit_code
 
 
-def _run(flags: Flags, house: House) -> int:
+def _run(flags: Flags, handler: RunRendezvous, house: House, starter: Starter) -> Verdict:
     config = flags.config
-    parameters = RendezvousParameters(
-        backend=config.rdzv_backend, endpoint=config.rdzv_endpoint, run_id=config.run_id,
-        min_nodes=config.min_nodes, max_nodes=config.max_nodes, local_addr=config.local_addr,
-        **config.rdzv_configs,
-    )  # fmt: skip
-    handler = _handler(parameters)
+    policy = Policy(restarts=flags.max_restarts)
+    judge = Judge(house.files, house.clock, policy, handler.books, lambda books: None, house.say)
+    assert config.logs_specs is not None  # torch's parser makes them
     agent = Agent(
-        _spec(flags, parameters, handler), config.logs_specs, house, Cold(), _plain_judge,
-        kill_grace_s=flags.kill_grace_s, stop_grace_s=flags.stop_grace_s, extra=_told(flags),
+        _spec(flags, handler), config.logs_specs, house, starter, judge, kill_grace_s=flags.kill_grace_s,
+        stop_grace_s=flags.stop_grace_s, extra=_told(flags),
         log_line_prefix_template=config.log_line_prefix_template,
     )  # fmt: skip
     try:
         agent.run()
-    finally:
-        handler.shutdown()
-    house.say(agent.verdict.why)
-    assert agent.verdict.exit_code is not None
-    return agent.verdict.exit_code
+    except RunBusy:
+        raise
+    except FencedError as error:
+        return Verdict(FENCED, error.message)
+    return agent.verdict
 
 
-def _spec(flags: Flags, parameters: RendezvousParameters, handler: RendezvousHandler) -> WorkerSpec:
+def _parameters(flags: Flags) -> RendezvousParameters:
+    config = flags.config
+    options = dict(config.rdzv_configs)
+    if flags.root:
+        options["root"] = flags.root
+    return RendezvousParameters(
+        backend=config.rdzv_backend, endpoint=config.rdzv_endpoint, run_id=config.run_id,
+        min_nodes=config.min_nodes, max_nodes=config.max_nodes, local_addr=config.local_addr, **options,
+    )  # fmt: skip
+
+
+def _spec(flags: Flags, handler: RunRendezvous) -> WorkerSpec:
     config, (entrypoint, *rest) = flags.config, flags.command
-    host, port = hooks.address(parameters)
     return WorkerSpec(
         role=config.role, local_world_size=config.nproc_per_node, entrypoint=entrypoint, args=tuple(rest),
         rdzv_handler=handler, max_restarts=config.max_restarts, monitor_interval=config.monitor_interval,
-        master_addr=host, master_port=port, local_addr=config.local_addr,
-        event_log_handler=config.event_log_handler, numa_options=config.numa_options,
-        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        local_addr=config.local_addr, event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options, duplicate_stdout_filters=config.duplicate_stdout_filters,
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
     )  # fmt: skip
 
 
-def _handler(parameters: RendezvousParameters) -> RendezvousHandler:
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    return registry.get_rendezvous_handler(parameters)
-
-
 def _told(flags: Flags) -> dict[str, str]:
-    return {"DURABLE_ON_NUMERIC": flags.on_numeric, "DURABLE_TAKEOVER": "1" if flags.takeover else ""}
-
-
-def _plain_judge(ended: Ended) -> Verdict:
-    if ended.cause is Cause.FINISHED:
-        return Verdict(0, "every worker ended with 0")
-    if ended.cause is Cause.STOP:
-        return Verdict(DRAINED if ended.clean else 1, "stopped as asked")
-    if FENCED in ended.exits.values():
-        return Verdict(FENCED, "fenced: another launch continues this run")
-    return Verdict(None, f"{ended.cause.value}: {dict(ended.exits)}", 0.0, "F1")
+    return {"DURABLE_ON_NUMERIC": flags.on_numeric}

@@ -18,10 +18,10 @@ INTERVAL_S = 0.5
 class Reporter:
     """Its thread writes while the agent waits for something that is not ours (a rendezvous, a store)."""
 
-    def __init__(self, files: RunFiles, clock: Clock, launch_id: str) -> None:
+    def __init__(self, files: RunFiles, clock: Clock) -> None:
         now = clock.now()
         self._path, self._clock = files.facts, clock
-        self._facts = words.Facts(launch_id, 0, GroupPhase.QUEUED.value, now, now)
+        self._facts = words.Facts("", 0, GroupPhase.QUEUED.value, now, now)
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="durable-facts", daemon=True)

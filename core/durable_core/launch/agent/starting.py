@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,16 @@ class Process(Protocol):
 
 
 class Starter(Protocol):
+    @property
+    def pids(self) -> Collection[int]:
+        """Children of the agent that are nobody's workers, and that the starter itself waits for."""
+
+    def tend(self) -> None:
+        """At every look of the agent; it never waits."""
+
+    def close(self) -> None:
+        """Nothing more will be started."""
+
     def start(self, argv: Sequence[str], env: Mapping[str, str], stdout: str, stderr: str) -> Process:
         """Start ``argv`` with exactly the environment ``env``.
 
@@ -31,6 +41,14 @@ class Starter(Protocol):
 class Cold:
     """A new process for every worker. A child of the agent's main thread, so that it can ask for a
     signal at its parent's death."""
+
+    pids: Collection[int] = ()
+
+    def tend(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], stdout: str, stderr: str) -> Process:
         with ExitStack() as files:

@@ -33,8 +33,8 @@ class Workers(PContext):
         self.processes: dict[int, Process] = {}
 
     def start(self) -> None:
-        """Without the signal handlers that the parent would install. Raises ``OSError``; what has been started
-        by then is in ``processes``."""
+        """Without the signal handlers that the parent would install. Raises ``OSError``; what has been
+        started by then is in ``processes``."""
         self._start()
         hooks.start_tailing(self)
 

@@ -1,0 +1,56 @@
+"""L5. How an attempt ended, and what follows: the values that pass between the agent's loop and its judge."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from durable_core.engine.words import Request
+from durable_core.launch.classes import DRAINED
+
+
+class Cause(enum.Enum):
+    """Why the watch over an attempt ended."""
+
+    FINISHED = "every worker ended with 0"
+    FAILED = "a worker failed"
+    DRAINED = "workers stopped as they were asked to"
+    REQUESTED = "the controller asks for a restart"
+    STOP = "a planned stop"
+    TOLD = "another node stops"
+    REGROUP = "nodes wait to join"
+    UNMET = "the nodes did not meet"
+    CLOSED = "another node has ended the launch"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One attempt. ``exits``: statuses by rank, negative for a signal, of those that ended by themselves;
+    ``after``: of those that we have stopped; ``error``: of the rendezvous."""
+
+    cause: Cause
+    generation: int | None = None
+    exits: Mapping[int, int] = field(default_factory=dict)
+    after: Mapping[int, int] = field(default_factory=dict)
+    request: Request | None = None
+    forced: tuple[int, ...] = ()
+    oom: bool = False
+    error: str = ""
+
+    @property
+    def clean(self) -> bool:
+        """Nothing failed, before or after the stop."""
+        return all(status in (0, DRAINED) for status in (*self.exits.values(), *self.after.values()))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What follows. ``exit_code``: the launcher ends with it; ``None``: another attempt, after ``delay_s``;
+    ``reason``, ``onset``: what the next workers are told of these."""
+
+    exit_code: int | None
+    why: str
+    delay_s: float = 0.0
+    reason: str = ""
+    onset: int | None = None

@@ -1,0 +1,181 @@
+"""L5. From how an attempt ended to what follows: evidence, class, record, decision.
+
+What a failure is (``classify``) and what to do about it (``retry``) is decided elsewhere, purely, from
+evidence and the journal. Here the evidence is gathered and the journal is written, each call to it with a
+deadline: when it does not answer, the agent goes on with what it knows, and the failure is recorded with
+the next one.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from durable_core.clock import Clock
+from durable_core.commit.state import Failure, RunState
+from durable_core.engine import beats, words
+from durable_core.engine.launched import RunFiles
+from durable_core.errors import FencedError, FormatError, RecordRefused, TierError
+from durable_core.format.record import Kind
+from durable_core.launch import retry
+from durable_core.launch.agent.ended import Cause, Ended, Verdict
+from durable_core.launch.books import Books, Lapse
+from durable_core.launch.classes import DRAINED
+from durable_core.launch.classify import Evidence, Exit, Stall, Unfit, classify
+from durable_core.launch.classify import Verdict as Finding
+
+
+@dataclass
+class Judge:
+    """``books()``: ``None`` while no run has been opened. ``complete(books)``: what is left to do once the
+    run has succeeded. ``say``: one line for the operator."""
+
+    files: RunFiles
+    clock: Clock
+    policy: retry.Policy
+    books: Callable[[], Books | None]
+    complete: Callable[[Books], None]
+    say: Callable[[str], None]
+    _state: RunState = field(default_factory=RunState)
+    _unrecorded: list[Lapse] = field(default_factory=list)
+
+    def __call__(self, ended: Ended) -> Verdict:
+        books = self.books()
+        state = self._read(books)
+        over = state.terminal
+        succeeded = over is not None and over.outcome == "succeeded"
+        if succeeded or (ended.cause is Cause.FINISHED and books is None):
+            return self._finished(books)
+        if ended.cause is Cause.STOP and over is None:
+            return _stopped(ended)
+        if ended.cause in (Cause.TOLD, Cause.REGROUP) and over is None:
+            return _regrouped(ended, state)
+        if ended.cause is Cause.CLOSED and over is None:
+            return Verdict(1, f"{ended.cause.value}; its own output says why")
+        finding = classify(self._evidence(ended, state, books))
+        decision = self._decide(state, finding)
+        if books is not None and over is None:
+            self._record(books, state, finding, decision)
+        return self._verdict(books, decision)
+
+    # --- what is known -----------------------------------------------------------------------
+
+    def _read(self, books: Books | None) -> RunState:
+        """The run as the journal has it, with the failures that could not be recorded yet."""
+        if books is not None:
+            try:
+                self._state = books.state() or RunState()
+            except TierError as error:
+                self.say(f"the journal does not answer, going on by what was read last: {error}")
+        state = self._state
+        for lapse in self._unrecorded:
+            named = {"class": lapse.failure, "signature": lapse.signature, "evidence": lapse.evidence}
+            payload = {**lapse.details(), **named, "step": lapse.step}
+            line = Failure(-1, state.generation, lapse.op_id, payload, self.clock.now())
+            state = replace(state, failures=state.failures.append(line))
+        return state
+
+    def _evidence(self, ended: Ended, state: RunState, books: Books | None) -> Evidence:
+        """Only what ended, or was seen to end, by itself is a cause; what we stopped is marked."""
+        now, host = self.clock.monotonic(), socket.gethostname()
+        exits = tuple(
+            Exit(rank, status, host, self._words(rank), now, stopped, ended.oom)
+            for statuses, stopped in ((ended.exits, False), (ended.after, True))
+            for rank, status in sorted(statuses.items())
+        )
+        over, mine = state.terminal, "" if books is None else books.name
+        asked: Mapping[str, Any] = {} if ended.request is None else ended.request.evidence
+        stall, unfit = asked.get("stall"), asked.get("unfit")
+        return Evidence(
+            exits,
+            self._step(),
+            stall=None if stall is None else Stall(**{**stall, "frames": tuple(stall["frames"])}),
+            unfit=None if unfit is None else Unfit(**unfit),
+            finished=over is not None and over.outcome == "succeeded",
+            cancelled=str(over.detail.get("principal")) if over and over.outcome == "cancelled" else "",
+            newer=state.launch_id if mine and mine in state.superseded else "",
+            waited="rendezvous" if ended.cause is Cause.UNMET else "",
+        )
+
+    def _words(self, rank: int) -> words.Words | None:
+        try:
+            return words.read_words(self.files.words(rank))
+        except FormatError as error:
+            self.say(f"the last words of rank {rank} are not understood: {error}")
+            return None
+
+    def _step(self) -> int | None:
+        """The last step that all have done: a group is as far as the one behind."""
+        found = []
+        for path in self.files.beat(0).parent.iterdir():
+            beat = beats.read(path)
+            if beat is not None and beat.step >= 0:
+                found.append(beat.step)
+        return min(found, default=None)
+
+    # --- what is done ------------------------------------------------------------------------
+
+    def _decide(self, state: RunState, finding: Finding) -> retry.Decision:
+        chance = int(self.clock.new_id()[:8], 16) / 2**32
+        return retry.decide(state, finding, self.policy, jitter=chance, now=self.clock.now())
+
+    def _record(self, books: Books, state: RunState, finding: Finding, decision: retry.Decision) -> None:
+        """Once, and what could not be recorded before with it. In doubt is told: the next call finds out."""
+        line = retry.record(state, finding, decision)
+        self._unrecorded.append(Lapse(op_id=self.clock.new_id(), **line))
+        try:
+            token = books.mine()
+            while token is not None and self._unrecorded:
+                books.failed(token, self._unrecorded[0])
+                del self._unrecorded[0]
+            for one in decision.quarantine if token is not None else ():
+                books.maintain(
+                    Kind.QUARANTINE, {"unit": one.unit.value, "name": one.name, "reason": decision.reason}
+                )
+        except (TierError, RecordRefused) as error:
+            self.say(f"the failure is not recorded yet: {error}")
+        except FencedError as error:
+            self.say(f"the failure is not recorded, the run is not this launch's any more: {error}")
+
+    def _verdict(self, books: Books | None, decision: retry.Decision) -> Verdict:
+        known = decision.failure.value
+        if decision.again:
+            return Verdict(None, decision.reason, decision.delay_s, known, decision.onset)
+        if decision.action is retry.Action.FAIL and books is not None:
+            try:
+                token = books.mine()
+                if token is not None:
+                    books.end(token, decision.reason)
+            except (TierError, FencedError) as error:
+                self.say(f"that the run has failed is not recorded: {error}")
+        return Verdict(
+            decision.exit_code, f"{known}, {decision.failure.title}: {decision.reason}", reason=known
+        )
+
+    def _finished(self, books: Books | None) -> Verdict:
+        if books is None:
+            return Verdict(0, "every worker ended with 0; no run was opened")
+        self.complete(books)
+        return Verdict(0, f"run {self._state.run_id} has succeeded")
+
+
+def _stopped(ended: Ended) -> Verdict:
+    """A planned stop is charged to nobody. One that lost something does not say that all is well."""
+    if ended.clean:
+        return Verdict(DRAINED, "stopped as asked, every worker drained")
+    statuses = {**ended.exits, **ended.after}
+    bad = {rank: status for rank, status in sorted(statuses.items()) if status not in (0, DRAINED)}
+    return Verdict(
+        1, f"stopped as asked, but not every worker drained: {bad} by rank; {len(ended.forced)} killed"
+    )
+
+
+def _regrouped(ended: Ended, state: RunState) -> Verdict:
+    """What another node has recorded of this generation is what the next workers follow."""
+    last = state.failures[-1] if state.failures else None
+    if last is None or last.generation != state.generation or ended.cause is Cause.TOLD:
+        return Verdict(None, ended.cause.value)
+    known = str(last.payload["class"])
+    return Verdict(None, f"{ended.cause.value}; {known}", 0.0, known, last.payload.get("onset"))
