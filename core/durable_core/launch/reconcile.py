@@ -371,9 +371,9 @@ _LOOKS: Mapping[State, tuple[_Look, ...]] = MappingProxyType(
         State.PENDING: (_started,),
         State.PREFLIGHT: (_checked,),
         State.QUEUED: (),  # the claim leads on, and that is a record
-        State.STARTING: (_failed, _hung, _joined),
-        State.RESTORING: (_failed, _hung, _restored),
-        State.PROBATION: (_failed, _hung, _proven),
+        State.STARTING: (_failed, _planned, _hung, _joined),
+        State.RESTORING: (_failed, _planned, _hung, _restored),
+        State.PROBATION: (_failed, _planned, _hung, _proven),
         State.RUNNING: (_failed, _planned, _doubted),
         State.SUSPECT: (_failed, _planned, _confirmed, _cleared),
         State.DRAINING: (_failed, _hung, _drained),

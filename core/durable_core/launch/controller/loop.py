@@ -277,7 +277,8 @@ def _recent(run: RunState) -> Iterator[Failure]:
 def _since(run: RunState) -> float:
     if run.phase is not None:
         return run.phase.time
-    return run.lives[-1].began if run.lives else 0.0
+    newest = next(reversed(run.lives), None)
+    return 0.0 if newest is None else newest.began
 
 
 def _agent(facts: Facts) -> dict[str, Any]:
