@@ -106,9 +106,9 @@ class Reporter:
         for module in modules:
             first = next((each for each in module.parameters() if each.requires_grad), None)
             if first is not None:
-                self._hooks.append(first.register_hook(self._on_gradient))  # type: ignore[no-untyped-call]
+                self._hooks.append(first.register_hook(self.on_gradient))  # type: ignore[no-untyped-call]
 
-    def _on_gradient(self, gradient: Tensor) -> None:
+    def on_gradient(self, gradient: Tensor) -> None:
         self._gradient = self._clock.monotonic()
 
     def close(self) -> None:
