@@ -21,7 +21,9 @@ def mark(time: float, what: str, step: int, pid: int, rank: int = 0) -> Mark:
 
 
 def test_orders_come_through_the_file_as_they_were(tmp_path: Path) -> None:
-    orders = Orders("r", "m", "d", steps=7, injections=(Injection("point", 3, 1, "K6"),), without=("fencing",))
+    orders = Orders(
+        "r", "m", "d", steps=7, injections=(Injection("point", 3, 1, "K6"),), without=("fencing",)
+    )
     assert Orders.read(orders.write(tmp_path / "orders.json")) == orders
 
 

@@ -16,10 +16,12 @@ import click
 from durable_core import __version__
 from durable_core.cli.agent import agent
 from durable_core.cli.data import data
+from durable_core.cli.doctor import doctor
 from durable_core.cli.drill import drill
 from durable_core.cli.launch import cancel, launch
 from durable_core.cli.options import size
 from durable_core.cli.output import EXIT_CODES, OK, USAGE, complain, fail, show
+from durable_core.cli.pilot import pilot
 from durable_core.errors import DurableError, UsageError
 
 _EPILOG = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
@@ -293,6 +295,8 @@ def secret(file: str, as_json: bool) -> int:
 app.add_command(agent)
 app.add_command(data)
 app.add_command(drill)
+app.add_command(pilot)
+app.add_command(doctor)
 app.add_command(launch)
 app.add_command(cancel)
 

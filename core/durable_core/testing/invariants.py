@@ -51,6 +51,8 @@ class Auditor:
         self.reconciler = 0
         self.created = False
         self.ended = ""
+        self.end = -1
+        self.summarized = False
         self.promise = ""
         self.fork: tuple[str, int | None] | None = None  # launch, origin
         self.forked = False  # the current generation began a fork
@@ -220,7 +222,7 @@ class Auditor:
     def _end(self, record: Record, where: str) -> None:
         if self.ended:
             self.complain(f"{where}: a second end")
-        self.ended, self.active = record.kind.value, False
+        self.ended, self.active, self.end = record.kind.value, False, record.seq
 
     def _cancel(self, record: Record, where: str) -> None:
         if record.payload["principal"] != "operator":
@@ -230,9 +232,18 @@ class Auditor:
     def _extend(self, record: Record, where: str) -> None:
         if self.ended != Kind.RUN_SUCCEEDED.value:
             self.complain(f"{where}: extends a run that has not succeeded")
-        self.ended = ""
+        self.ended, self.summarized = "", False
 
     # -- maintenance
+
+    def _summary(self, record: Record, where: str) -> None:
+        if record.epoch != self.epoch:
+            self.complain(f"{where}: effective under epoch {record.epoch}, current is {self.epoch}")
+        if not self.ended or record.payload["end"] != self.end:
+            self.complain(f"{where}: sums up no end, or another one")
+        if self.summarized:
+            self.complain(f"{where}: a second summary")
+        self.summarized = True
 
     def _claim(self, record: Record, where: str) -> None:
         if record.epoch != self.epoch + 1:
@@ -303,6 +314,7 @@ class Auditor:
         Kind.RUN_FORKED: _fork,
         Kind.PROMISE_LOWERED: _lower,
         Kind.RUN_EXTENDED: _extend,
+        Kind.RUN_SUMMARIZED: _summary,
         Kind.CHECKPOINT_CORRUPT: _corrupt,
         Kind.CHECKPOINT_KNOWN_GOOD: _known_good,
         Kind.CHECKPOINT_PINNED: _pin,

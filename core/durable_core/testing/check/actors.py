@@ -261,6 +261,22 @@ def reconciler(launch: str, *states: str) -> Start:
     return guarded(body)
 
 
+def summarizer(launch: str, end: int | None = None) -> Start:
+    """Sums up the end that it saw before it took its epoch, or ``end``, whatever it saw."""
+
+    def body(view: View, notes: Notes) -> Program[None]:
+        view = yield from replay(view)
+        terminal = view.state.terminal
+        seen = end if terminal is None else terminal.seq
+        view, epoch = yield from claim_controller(view, launch)
+        if seen is not None:
+            payload = {"end": seen, "key": "runs/x.json", "digest": "sha256:" + "0" * 64}
+            draft = Draft(Kind.RUN_SUMMARIZED, payload, view.state.generation, launch, epoch)
+            yield from record(view, notes, draft)
+
+    return guarded(body)
+
+
 def canceller(launch: str, principal: str = "operator") -> Start:
     def body(view: View, notes: Notes) -> Program[None]:
         yield from ending.cancel(view, launch_id=launch, principal=principal, reason="enough")

@@ -171,6 +171,7 @@ _SUSPECTS = {
     "epochs decided once": ("next_epoch", "same_epoch", "is_sound", "not_head"),
     "retirement of what": ("is_committed",),
     "two that say": ("keeps_the_state",),
+    "summaries of": ("of_the_end", "first_summary"),
     "who may end": ("promise_falls", "run_succeeded", "principal_allowed"),
     "a report after": ("generation_active",),
     "two adoptions": ("adopts_the_replaced", "adoption_is_first"),

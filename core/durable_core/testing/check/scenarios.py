@@ -24,6 +24,7 @@ from durable_core.testing.check.actors import (
     says,
     starts_from,
     stubborn,
+    summarizer,
     upgrader,
     worker,
 )
@@ -170,6 +171,12 @@ SCENARIOS: tuple[Scenario, ...] = (
         created("L1", 1),
         (reconciler("L1", "suspect"), reconciler("L1", "fencing"), controller("C1", (_GOOD, 0))),
         0,
+    ),
+    Scenario(
+        "summaries of an end, and of one that is none",
+        created("L1", 1),
+        (canceller("O"), summarizer("C1", 0), summarizer("C2")),
+        1,
     ),
     Scenario(
         "retirement of what is not committed",

@@ -23,7 +23,7 @@ class Expected:
 
     classes: tuple[str, ...] = ()
     generations: int = 2
-    lost_steps: int = 5
+    lost_steps: int = 10  # two intervals: the newest checkpoint may not be durable yet
     rto_s: float = 60.0
     outcome: str = "succeeded"
     names: str = ""

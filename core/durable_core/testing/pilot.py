@@ -1,0 +1,227 @@
+"""L6. The pilot: the run that is meant, at small scale, once undisturbed and once with its workers killed.
+
+A long run is worth starting when the same script came through that with the same weights, a sound ledger and
+everything that it is made of was part of it (LIFE-02, LIFE-03).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from durable_core.clock import Clock, SystemClock
+from durable_core.commit.state import RunState
+from durable_core.engine import audit
+from durable_core.engine.inspect import Reader, open_run
+from durable_core.errors import DurableError, FormatError, NotFoundError, UsageError
+from durable_core.format import digests
+from durable_core.format.manifest import Manifest
+
+VERSION = 1
+#: In the arguments of the script: becomes the root of that life of the pilot.
+ROOT = "{root}"
+MARK = "DURABLE_PILOT"
+POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that a pilot is to cover; ``seen`` is what of it there was, ``""`` for nothing."""
+
+    name: str
+    seen: str
+
+
+@dataclass(frozen=True)
+class PilotRecord:
+    """What a pilot came to. ``subject``: digest of the command and of the script, by which a launch knows
+    that it is about the same; ``time``: seconds since the epoch; ``faults``: why it has not passed."""
+
+    subject: str
+    time: float
+    kills: int
+    faults: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    v: int = VERSION
+
+    @property
+    def passed(self) -> bool:
+        return not self.faults
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def read(path: Path) -> PilotRecord:
+        """``UsageError`` when there is none, ``FormatError`` for something else."""
+        try:
+            doc = json.loads(path.read_text(encoding="utf-8"))
+            parts = tuple(Part(**row) for row in doc.pop("parts"))
+            return PilotRecord(**{**doc, "faults": tuple(doc["faults"])}, parts=parts)
+        except FileNotFoundError:
+            raise UsageError(f"no pilot record {path}", hint="durable pilot --out FILE -- SCRIPT") from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise FormatError(str(path), "no pilot record") from error
+
+
+def subject_of(command: Sequence[str]) -> str:
+    """The script's content, and its arguments but for the root and for numbers, which a pilot makes
+    smaller."""
+    script = next((Path(word) for word in command if word.endswith(".py") and Path(word).is_file()), None)
+    content = b"" if script is None else script.read_bytes()
+    names = [word.partition("=")[0] for word in command if word.startswith("-")]
+    return digests.sha256(content + "\0".join(names).encode())
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """``command``: script and arguments, with ``{root}`` where the root belongs; ``flags``: of ``durable
+    launch``."""
+
+    command: tuple[str, ...]
+    base: Path
+    flags: tuple[str, ...] = ()
+    kills: int = 3
+    seed: int = 0
+    limit_s: float = 1800.0
+    clock: Clock = field(default_factory=SystemClock)
+
+    def __post_init__(self) -> None:
+        if not any(ROOT in word for word in self.command):
+            raise UsageError(
+                f"no argument of the script says {ROOT}",
+                hint=f"durable pilot -- train.py --root {ROOT} --max-steps 100",
+            )
+
+    def fly(self) -> PilotRecord:
+        """Both lives, and what they came to."""
+        calm, hard = self.base / "undisturbed", self.base / "killed"
+        fault = self._life(calm, kills=0)
+        if fault:
+            return self._record(0, (f"undisturbed, {fault}",), ())
+        parts = tuple(_parts(open_run(calm)))
+        fault = self._life(hard, kills=self.kills, wanted=_progress(open_run(calm).state))
+        if fault:
+            return self._record(self.kills, (f"killed, {fault}",), parts)
+        return self._record(self.kills, tuple(_differences(open_run(calm), open_run(hard))), parts)
+
+    def _record(self, kills: int, faults: tuple[str, ...], parts: tuple[Part, ...]) -> PilotRecord:
+        return PilotRecord(subject_of(self.command), self.clock.now(), kills, faults, parts)
+
+    def _life(self, root: Path, *, kills: int, wanted: int = 0) -> str:
+        """One run to its end; ``""``, or why it did not come there."""
+        words = [word.replace(ROOT, str(root)) for word in self.command]
+        launch = (sys.executable, "-m", "durable_core.cli", "launch")
+        command = [*launch, "--root", str(root), *self.flags, *words]
+        log = root.with_suffix(".log")
+        self.base.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                env={**os.environ, MARK: str(root)},
+            )  # fmt: skip
+        try:
+            self._disturb(process, root, kills, wanted)
+            code = process.wait(self.limit_s)
+        except subprocess.TimeoutExpired:
+            return f"it did not end in {self.limit_s:.0f} s; see {log}"
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(120)
+        return f"it ended with {code}; see {log}" if code else ""
+
+    def _disturb(self, process: subprocess.Popen[bytes], root: Path, kills: int, wanted: int) -> None:
+        """Kills a worker at instants spread over the run: alternately in a save, and anywhere."""
+        chance = random.Random(self.seed)
+        for number in range(kills):
+            due = wanted * (number + chance.random()) / (kills + 1)
+            if not self._reach(process, root, due, saving=number % 2 == 0):
+                return
+            workers = _workers(str(root))
+            if workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(chance.choice(workers), signal.SIGKILL)
+
+    def _reach(self, process: subprocess.Popen[bytes], root: Path, due: float, *, saving: bool) -> bool:
+        """Wait until the run has got that far (and a save is under way); ``False`` when it has ended."""
+        while process.poll() is None:
+            with contextlib.suppress(NotFoundError, FormatError):
+                state = open_run(root).state
+                under_way = any(each.state.value == "allocated" for each in state.checkpoints.values())
+                if _progress(state) >= due and (under_way or not saving):
+                    return True
+            self.clock.sleep(POLL_S)
+        return False
+
+
+def _workers(root: str) -> list[int]:
+    """Processes that train in this life of the pilot."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            environ = (path / "environ").read_bytes().split(b"\0")
+            if f"{MARK}={root}".encode() in environ and any(word.startswith(b"RANK=") for word in environ):
+                found.append(int(path.name))
+    return found
+
+
+def _progress(state: RunState) -> int:
+    return state.head_step or 0
+
+
+def _differences(calm: Reader, hard: Reader) -> list[str]:
+    """Why the killed run is not the undisturbed one."""
+    found = []
+    one, other = calm.newest_usable(), hard.newest_usable()
+    if one.step != other.step:
+        found.append(f"it ended at step {other.step}, and undisturbed at {one.step}")
+    differ = [
+        key
+        for key, value in _weights(calm.manifest(one)).items()
+        if _weights(hard.manifest(other)).get(key) != value
+    ]
+    if differ:
+        found.append(f"{len(differ)} tensors differ, {differ[0]} among them")
+    if hard.state.generation < 2:
+        found.append("nothing was ever killed: the run was too short")
+    for name, reader in (("undisturbed", calm), ("killed", hard)):
+        try:
+            sound = audit.audit(reader)
+        except DurableError as error:
+            found.append(f"{name}: {error}")
+            continue
+        if not sound.sound:
+            drawn = sound.consumption
+            found.append(f"{name}: the audit found {drawn.repeated} repeated and {drawn.skipped} skipped")
+    return found
+
+
+def _weights(manifest: Manifest) -> dict[str, list[str]]:
+    return {key: [piece.info.xxh3 for piece in entry.slices] for key, entry in manifest.tensors.items()}
+
+
+def _parts(reader: Reader) -> list[Part]:
+    """What a run of this kind may be made of, and what of it the pilot saw."""
+    info = reader.newest_usable()
+    manifest, text = reader.manifest(info), json.dumps(reader.manifest(info).cursor or {})
+    state = reader.state
+    summary = state.terminal.outcome if state.terminal is not None else ""
+    kinds = str(manifest.documents)
+    return [
+        Part("tensors and their shapes", f"{len(manifest.tensors)} tensors"),
+        Part("input transforms", "random streams per sample" if "seed" in text else ""),
+        Part("packing", "packed rows" if "pack" in text else ""),
+        Part("mixture counts", "a mixture" if "mixture" in text or "debt" in text else ""),
+        Part("staging and commit", f"{state.commits} commits of {len(manifest.roles)} writers"),
+        Part("evaluation", "validated" if "val" in kinds else ""),
+        Part("output", summary),
+    ]
