@@ -1,5 +1,5 @@
-"""Reconciliation is level-triggered: observations that are lost, repeated or out of order end in the same state;
-and a controller that is killed between any two writes leaves nothing done twice and nothing undone."""
+"""Reconciliation is level-triggered: observations lost, repeated or out of order end in the same state; and a
+controller that is killed between any two writes leaves nothing done twice and nothing undone."""
 
 from __future__ import annotations
 
