@@ -402,3 +402,33 @@ def test_where_the_run_stands_is_said_of_the_live_generation():
     ended, _ = apply(state, record(Kind.RUN_FAILED, {"reason": "x"}))
     assert ended.phase is None
     refused(said(ended, epoch=2), Cause.ENDED)
+
+
+SUMMARY = {"key": "summaries/x.json", "digest": "sha256:" + "0" * 64}
+
+
+def test_the_end_of_a_run_is_summed_up_once():
+    state = run(0)
+    controller, _ = apply(state, record(Kind.CONTROLLER_CLAIMED, epoch=1, launch="C"))
+    refused(summed_up(controller, 9), Cause.UNFIT)
+    ended, _ = apply(controller, record(Kind.RUN_FAILED, {"reason": "x"}, seq=9))
+    refused(summed_up(ended, 8), Cause.UNFIT)
+    refused(summed_up(ended, 9, epoch=2), Cause.STALE)
+    over, verdict = summed_up(ended, 9)
+    assert verdict.effective and over.summary.key == SUMMARY["key"]
+    refused(summed_up(over, 9), Cause.UNFIT)
+
+
+def test_an_extended_run_is_summed_up_anew():
+    state, _ = apply(run(0), record(Kind.CONTROLLER_CLAIMED, epoch=1, launch="C"))
+    payload = {"c": state.head, "target": None}
+    ended, verdict = apply(state, record(Kind.RUN_SUCCEEDED, payload, seq=9))
+    assert verdict.effective
+    over, _ = summed_up(ended, 9)
+    extended, _ = apply(over, record(Kind.RUN_EXTENDED, {"target": 9}, seq=11))
+    assert extended.summary is None
+    refused(summed_up(extended, 9), Cause.UNFIT)
+
+
+def summed_up(state, end, *, epoch=1):
+    return apply(state, record(Kind.RUN_SUMMARIZED, {"end": end, **SUMMARY}, epoch=epoch, launch="C"))

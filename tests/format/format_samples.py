@@ -102,6 +102,7 @@ PAYLOADS = {
         "parent_spec": {}, "spec": {}, "spec_digest": SHA, "diff": {}, "from": None, "external": "a.ckpt",
     },
     Kind.RUN_EXTENDED: {"target": {"max_steps": 80}},
+    Kind.RUN_SUMMARIZED: {"end": 9, "key": "summaries/x.json", "digest": SHA},
     Kind.RUN_CANCELLED: {"principal": "me", "reason": "x"},
     Kind.NOOP: {"reason": "doubt"},
 }  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 
 from durable_core.commit import rules as r
 from durable_core.commit.rules import Cause, Refusal, Rule
-from durable_core.commit.state import CheckpointInfo, Failure, Fork, Life, Phase, RunState, Terminal
+from durable_core.commit.state import CheckpointInfo, Failure, Fork, Life, Phase, RunState, Summary, Terminal
 from durable_core.commit.vector import Vector
 from durable_core.format.layout import CheckpointName
 from durable_core.format.record import Kind, Record
@@ -222,7 +222,11 @@ def _end(outcome: str) -> Effect:
 
 
 def _extend(state: RunState, record: Record) -> RunState:
-    return replace(state, terminal=None, target=record.payload["target"])
+    return replace(state, terminal=None, summary=None, target=record.payload["target"])
+
+
+def _summarize(state: RunState, record: Record) -> RunState:
+    return replace(state, summary=Summary(record.seq, record.payload["key"], record.payload["digest"]))
 
 
 def _draining(state: RunState, record: Record) -> RunState:
@@ -280,6 +284,7 @@ AUTHORITY: Table = {
     Kind.RUN_FAILED: Row(_WORKER, _end("failed")),
     Kind.RUN_EXTENDED: Row((r.run_exists, r.run_succeeded), _extend),
     Kind.RUN_CANCELLED: Row((r.run_exists, r.not_terminal, r.principal_allowed), _end("cancelled")),
+    Kind.RUN_SUMMARIZED: Row((*_CONTROLLER, r.of_the_end, r.first_summary), _summarize),
     Kind.TIER_ADDED: Row((*_CONTROLLER, r.is_committed), _tier_added),
     Kind.CHECKPOINT_CORRUPT: Row((*_CONTROLLER, r.is_committed), _corrupt),
     Kind.CHECKPOINT_KNOWN_GOOD: Row((*_CONTROLLER, r.is_sound), _known_good),

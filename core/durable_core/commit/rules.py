@@ -291,6 +291,17 @@ def keeps_the_state(state: RunState, record: Record) -> Refusal | None:
     return Refusal(Cause.STALE, f"controller epoch {record.epoch} was replaced by {state.reconciler}")
 
 
+def of_the_end(state: RunState, record: Record) -> Refusal | None:
+    """What was summed up is the end that the run has now: it may have been extended, and ended again."""
+    if state.terminal is not None and state.terminal.seq == record.payload["end"]:
+        return None
+    return _unfit(f"the run has not ended with record {record.payload['end']}")
+
+
+def first_summary(state: RunState, record: Record) -> Refusal | None:
+    return None if state.summary is None else _unfit(f"{state.summary.key} sums it up already")
+
+
 def is_committed(state: RunState, record: Record) -> Refusal | None:
     """Committed, perhaps corrupt; not retired."""
     return _in_state(state, record, _COMMITTED)

@@ -162,6 +162,15 @@ class Terminal:
 
 
 @dataclass(frozen=True)
+class Summary:
+    """Where the post-run manifest of the run's end lies (``run.summarized``), and its digest."""
+
+    seq: int
+    key: str
+    digest: str
+
+
+@dataclass(frozen=True)
 class RunState:
     """The run as its journal tells it up to some slot.
 
@@ -195,6 +204,7 @@ class RunState:
     head: int | None = None
     commits: int = 0
     terminal: Terminal | None = None
+    summary: Summary | None = None
     draining: Json | None = None
     pending_fork: Fork | None = None
     failures: Vector[Failure] = field(default_factory=Vector)

@@ -36,6 +36,7 @@ class Kind(str, enum.Enum):
     RUN_FORKED = "run.forked"
     RUN_EXTENDED = "run.extended"
     RUN_CANCELLED = "run.cancelled"
+    RUN_SUMMARIZED = "run.summarized"
     TIER_ADDED = "tier.added"
     CHECKPOINT_CORRUPT = "checkpoint.corrupt"
     CHECKPOINT_KNOWN_GOOD = "checkpoint.known_good"
@@ -142,6 +143,7 @@ PAYLOADS: dict[Kind, dict[str, Type]] = {
     },
     Kind.RUN_EXTENDED: {"target": ANY},
     Kind.RUN_CANCELLED: {"principal": TEXT, "reason": TEXT},
+    Kind.RUN_SUMMARIZED: {"end": COUNT, "key": KEY, "digest": DIGEST},
     Kind.TIER_ADDED: _CHECKPOINT,
     Kind.CHECKPOINT_CORRUPT: _CHECKPOINT,
     Kind.CHECKPOINT_KNOWN_GOOD: _CHECKPOINT,
