@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from durable_core.commit.retention import Retention
+    from durable_core.detect.policy import Integrity
     from durable_core.errors import DurableError
     from durable_core.session import DurableSession
     from durable_core.session.places import Disk, Memory, Peer, Tiers
@@ -25,6 +26,7 @@ _HOME = {
     "DurableError": "durable_core.errors",
     "DurableSession": "durable_core.session",
     "Goal": "durable_core.spec.goals",
+    "Integrity": "durable_core.detect.policy",
     "Memory": "durable_core.session.places",
     "Peer": "durable_core.session.places",
     "Promise": "durable_core.types",
@@ -34,8 +36,8 @@ _HOME = {
 }
 
 __all__ = [
-    "Disk", "DurableError", "DurableSession", "Goal", "Memory", "Peer", "Promise", "Retention", "RunSpec",
-    "Tiers", "__version__",
+    "Disk", "DurableError", "DurableSession", "Goal", "Integrity", "Memory", "Peer", "Promise", "Retention",
+    "RunSpec", "Tiers", "__version__",
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.callbacks import Callback
 
 from durable_core.commit.retention import Retention
+from durable_core.detect.policy import Integrity
 from durable_core.session.places import Tiers
 from durable_core.session.settings import Backlog, OnBreach, Resume, Settings
 from durable_core.session.status import Status
@@ -17,6 +18,7 @@ from durable_core.types import Promise
 from lightning_durable import guard, hooks
 from lightning_durable.fit import Fit
 from lightning_durable.options import Options
+from lightning_durable.telling import Telling
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -45,6 +47,9 @@ class DurableCheckpoint(Callback):
         on_rpo_breach: when more steps are at risk than declared: ``"continue"``, ``"pause"`` or ``"abort"``.
         supply_window: steps over which the supply of data is judged; a warning says when it did not keep up,
             and what held it back. 0: never.
+        integrity: what losses (and a logged ``grad_norm``) are checked for, and whether a finding ends the
+            process; ``None``: not finite and spikes, told as warnings. ``Integrity(replicas_every=n)``
+            compares the replicas' parameters as well.
         spec: the run's spec; ``None`` derives it from the script.
         run_key: names this fit under ``root``; needed when one script makes several.
         takeover: claim the run although another process seems to own it; that one is fenced.
@@ -59,7 +64,8 @@ class DurableCheckpoint(Callback):
     ``on_rpo_breach`` says so; it is warned about at once and shown in ``status``.
 
     Raises (from ``fit``): ``UsageError`` and its kin for what cannot be made exact or contradicts the
-    history, ``RunBusy`` when a live process owns the run, ``NoUsableCheckpoint``.
+    history, ``RunBusy`` when a live process owns the run, ``NoUsableCheckpoint``; ``NumericFault`` when the
+    numbers are wrong and ``integrity`` says to stop.
     """
 
     def __init__(
@@ -76,6 +82,7 @@ class DurableCheckpoint(Callback):
         backlog: Backlog = "skip",
         on_rpo_breach: OnBreach = "continue",
         supply_window: int = Settings.supply_window,
+        integrity: Integrity | None = None,
         spec: RunSpec | None = None,
         run_key: str | None = None,
         takeover: bool = False,
@@ -92,11 +99,13 @@ class DurableCheckpoint(Callback):
             backlog=backlog,
             on_rpo_breach=on_rpo_breach,
             supply_window=supply_window,
+            integrity=integrity,
             spec=spec,
             run_key=run_key,
             takeover=takeover,
         )
         self._fit: Fit | None = None
+        self._telling = Telling()
         self._last_status: Status | None = None
         self._last_restored: tuple[int, int] | None = None
 
@@ -141,6 +150,24 @@ class DurableCheckpoint(Callback):
     ) -> None:
         if self._fit is not None:
             self._fit.note_outputs(outputs)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._telling.begins(None if self._fit is None else self._fit.reporter)
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        self._telling.goes_on()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._telling.ends()
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.on_validation_start(trainer, pl_module)
+
+    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        self._telling.goes_on()
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._telling.ends()
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from durable_core.errors import CommitAborted, DurableError, FencedError, TierError, UsageError
+from durable_core.session.reporting import Reporter
 from durable_core.session.restoring import Loaded
 from durable_core.session.run import Run
 from durable_core.session.saving import Due
@@ -82,6 +83,11 @@ class Fit:
     def run(self) -> Run:
         assert self._run is not None
         return self._run
+
+    @property
+    def reporter(self) -> Reporter | None:
+        """``None`` before the run is open."""
+        return None if self._run is None else self._run.reporter
 
     @property
     def data(self) -> Data:
@@ -188,6 +194,7 @@ class Fit:
         self._leaving.prepare()
         self._guard.watch()
         self.run.confirm()
+        self.run.reporter.watch([self._module])
         self._seen = self._trainer.global_step
         self._taken = self._batches_taken()
         if loaded is None:
@@ -231,12 +238,14 @@ class Fit:
         self._loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
 
     def _boundary(self) -> None:
+        self.run.reporter.beat()
         if self._saved is None:
             self._save_initial()
         self._account()
         if not self._stepped:
             return
         self._stepped = False
+        self.run.integrity.examine(self._step, self._module.named_parameters)
         self._leaving.at_boundary(self.run, self._step, self._save_for_drain)
         self.run.watch(self._step, self.data.loader)
         due = self.run.due(self._step)
@@ -247,6 +256,7 @@ class Fit:
         self._unprepared = False
         assert self._notices is not None
         self._notices.publish()
+        self.run.reporter.goes_on()
 
     def _account(self) -> None:
         """Count the optimizer step that happened since the last account, and acknowledge its batches."""
@@ -262,7 +272,7 @@ class Fit:
         self._stepped = True
         self.data.loader.acknowledge(taken - self._taken, step=self._step, no_update=skipped)
         self._taken = taken
-        self._note_metrics()
+        self._note_metrics(updated=not skipped)
 
     def _account_for_skipped(self) -> None:
         """Batches at an epoch's end that no step used (``on_train_batch_start`` returned -1) are consumed."""
@@ -275,11 +285,14 @@ class Fit:
     def _batches_taken(self) -> int:
         return self._trainer.fit_loop.epoch_loop.batch_progress.total.ready
 
-    def _note_metrics(self) -> None:
+    def _note_metrics(self, *, updated: bool) -> None:
         optimizers = self._trainer.optimizers
         lr = float(optimizers[0].param_groups[0]["lr"]) if optimizers else None
         norm = hooks.logged(self._trainer, GRADIENT_NORMS)
-        self.run.note_metrics(self._step, loss=_number(self._loss), lr=lr, grad_norm=_number(norm))
+        found = {"loss": self._loss, "grad_norm": norm}
+        unread = {name: value for name, value in found.items() if _is_unread(value)}
+        read = {name: None if name in unread else _number(value) for name, value in found.items()}
+        self.run.note_metrics(self._step, lr=lr, updated=updated, unread=unread, **read)
 
     # --- saving ------------------------------------------------------------------------------
 
@@ -399,7 +412,9 @@ class Fit:
 
 
 def _number(value: Any) -> float | None:
-    """A scalar's value; None on an accelerator, where reading it at every step would wait for the queue."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type == "cpu":
-        return float(value)
-    return None
+    return float(value) if isinstance(value, torch.Tensor) and value.numel() == 1 else None
+
+
+def _is_unread(value: Any) -> bool:
+    """A scalar on an accelerator: reading it at every step would wait for the queue."""
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type != "cpu"

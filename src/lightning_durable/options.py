@@ -8,7 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 from durable_core.commit.retention import Retention
-from durable_core.errors import UsageError
+from durable_core.detect.policy import Integrity
+from durable_core.errors import UnsupportedError, UsageError
 from durable_core.session.cadence import Cadence
 from durable_core.session.places import Tiers
 from durable_core.session.settings import Backlog, OnBreach, Resume, Settings
@@ -49,6 +50,7 @@ class Options:
         backlog: Backlog,
         on_rpo_breach: OnBreach,
         supply_window: int,
+        integrity: Integrity | None,
         spec: RunSpec | None,
         run_key: str | None,
         takeover: bool,
@@ -56,6 +58,11 @@ class Options:
         """Raises ``UsageError`` naming the argument that is at fault."""
         if run_key is not None and not _RUN_KEY.fullmatch(run_key):
             raise UsageError(f"run_key={run_key!r}", hint="letters a-z, digits, '.', '_' and '-'")
+        if integrity is not None and integrity.recompute_every is not None:
+            raise UnsupportedError(
+                "Lightning's loop computes gradients itself, logging included, and cannot do it twice",
+                hint="recompute_every is for DurableSession; replicas_every compares replicas here as well",
+            )
         if tiers is not None and not isinstance(tiers, Tiers):
             raise UsageError(f"tiers={tiers!r}", hint="Tiers(memory=Memory(every_n_steps=1))")
         interval = train_time_interval
@@ -75,6 +82,7 @@ class Options:
             backlog=backlog,
             on_rpo_breach=on_rpo_breach,
             supply_window=supply_window,
+            integrity=integrity or Integrity(),
             rpo_steps=policy.rpo_steps if policy is not None else None,
             from_first=FROM_FIRST,
         )

@@ -36,6 +36,8 @@ class NonFinite:
     def judge(self, sample: Step) -> Finding | None:
         values = {"loss": sample.loss, "grad_norm": sample.grad_norm}
         bad = {name: x for name, x in values.items() if x is not None and not math.isfinite(x)}
+        if all(x is None for x in values.values()):
+            return None
         self._skipped = 0 if sample.updated else self._skipped + 1
         if not sample.updated and (not bad or self._skipped < SKIPPED_IN_A_ROW):
             return None

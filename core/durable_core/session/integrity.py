@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from durable_core import events
@@ -28,6 +29,8 @@ from durable_core.session.status import Board
 from durable_core.session.world import World
 from durable_core.state import bits
 
+#: Steps whose numbers lie on a device before they are read, together: each time, the device is waited for.
+READ_EVERY = 16
 #: Names of tensors that differ, at most.
 NAMED = 5
 
@@ -75,6 +78,7 @@ class Watch:
         self._clean: deque[int] = deque(maxlen=max((each.about.window for each in self._numbers), default=0))
         self._through: int | None = None  # states up to it have been vindicated by the numbers that followed
         self._fed = False
+        self._unread: list[tuple[Step, Mapping[str, Tensor]]] = []
         self._recomputed = -1
         self._fault: NumericFault | None = None
 
@@ -91,13 +95,36 @@ class Watch:
 
     # --- at every boundary -------------------------------------------------------------------
 
-    def note(self, sample: Step, difference: str = "") -> None:
-        """The numbers of one step; ``difference``: from its first execution, when it is done again."""
+    def note(
+        self, sample: Step, difference: str = "", unread: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """The numbers of one step; ``difference``: from its first execution, when it is done again.
+
+        ``unread``: ``loss`` and ``grad_norm`` that lie on a device. They are read, and judged, ``READ_EVERY``
+        steps together, and before anything is saved.
+        """
+        if difference:
+            self._tell(self._replay.judge(Replayed(sample.step, self._restored, difference)))
+        if unread:
+            self._unread.append((sample, {name: value.detach().clone() for name, value in unread.items()}))
+            if len(self._unread) < READ_EVERY:
+                return
+            self._read()
+        else:
+            self._read()
+            self._judge(sample)
+
+    def _read(self) -> None:
+        pending, self._unread = self._unread, []
+        flat = [value.reshape(()).float() for _, values in pending for value in values.values()]
+        numbers = iter(torch.stack(flat).tolist() if flat else ())
+        for sample, values in pending:
+            self._judge(replace(sample, **{name: next(numbers) for name in values}))
+
+    def _judge(self, sample: Step) -> None:
         self._step = sample.step
         for detector in self._numbers:
             self._tell(detector.judge(sample))
-        if difference:
-            self._tell(self._replay.judge(Replayed(sample.step, self._restored, difference)))
         if not sample.updated or (sample.loss is None and sample.grad_norm is None):
             return
         self._fed = True
@@ -120,8 +147,13 @@ class Watch:
             )
         self.raise_found()
 
-    def raise_found(self) -> None:
+    def before_saving(self) -> None:
         """Nothing may be saved, or be called a success, after a finding that ends the process."""
+        self._read()
+        self.raise_found()
+
+    def raise_found(self) -> None:
+        """``NumericFault`` for what was found until now, if that is the policy."""
         if self._fault is not None:
             raise self._fault
 

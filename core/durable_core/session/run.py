@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from durable_core import events
 from durable_core.clock import Clock, SystemClock
 from durable_core.data.loader import DurableLoader
@@ -321,7 +323,7 @@ class Run:
         acknowledged since the last call. ``False``: the backlog policy skipped it. With ``wait`` it
         returns when the checkpoint is committed, or raises what prevented it.
         """
-        self.integrity.raise_found()
+        self.integrity.before_saving()
         if cursor is not None and self.world.coordinator:  # it is the same on all of them
             self._mixture.saving(step, cursor)
         with self.reporter.within(Phase.SAVE):
@@ -332,10 +334,11 @@ class Run:
 
     def note_metrics(
         self, step: int, *, loss: float | None = None, lr: float | None = None,
-        grad_norm: float | None = None, updated: bool = True,
+        grad_norm: float | None = None, updated: bool = True, unread: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
         """One row of the metrics window, which the detectors judge; a step that is being replayed is compared
-        with its first run. ``updated``: an optimizer has stepped.
+        with its first run. ``updated``: an optimizer has stepped. ``unread``: a ``loss`` and ``grad_norm``
+        that are judged later, so that no device is waited for now; they are in no row.
 
         Tensors and numpy scalars of one element are taken for their value (a device is waited for).
         Raises ``UsageError`` for what is no number.
@@ -344,7 +347,7 @@ class Run:
         row, difference = self._curve.note(step, given, self.promise)
         if difference:
             self.board.emit(events.ReplayMismatched(self.clock.now(), step, difference))
-        self.integrity.note(Step(step, row.loss, row.grad_norm, updated), difference)
+        self.integrity.note(Step(step, row.loss, row.grad_norm, updated), difference, unread)
 
     def _found(self, finding: Finding, action: str) -> None:
         self._active().committer.found(finding, action)
