@@ -395,7 +395,8 @@ def test_a_straggler_is_drained_once_if_declared(world):
         world.group()
         controller.step()
     (request,) = world.requests()
-    assert (request.kind, request.failure) == ("drain", "F6") and "rank 1" in request.reason
+    assert (request.kind, request.failure) == ("drain", "F6")
+    assert request.evidence["unfit"]["place"] == "host0" and request.evidence["unfit"]["rank"] == 1
     assert world.states()[-1] == "draining"
 
 

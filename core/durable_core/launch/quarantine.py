@@ -43,18 +43,18 @@ def quarantined(run: RunState) -> Quarantined:
 
 
 def unrecorded(run: RunState) -> Iterator[dict[str, Any]]:
-    """The quarantines that failures were decided with and no record says yet: payloads of ``quarantine``."""
-    said = {(line.get("failure"), line.get("unit"), line.get("name")) for line in run.quarantines}
+    """The quarantines that failures were decided with and no record speaks of: payloads of ``quarantine``.
+
+    The agent that decides records them too; this is for the one that was killed before it could.
+    """
+    said = {(line.get("unit"), line.get("name")) for line in run.quarantines}
     for failure in run.failures:
+        reason = failure.payload["class"]
         for one in _decided(failure):
             unit, name = one.get("unit", ""), one.get("name", "")
-            if unit and name and (failure.op_id, unit, name) not in said:
-                yield {
-                    "unit": unit,
-                    "name": name,
-                    "failure": failure.op_id,
-                    "reason": failure.payload["class"],
-                }
+            if unit and name and (unit, name) not in said:
+                said.add((unit, name))
+                yield {"unit": unit, "name": name, "reason": reason, "failure": failure.op_id}
 
 
 def _decided(failure: Failure) -> list[Mapping[str, Any]]:

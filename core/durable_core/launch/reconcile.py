@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +18,7 @@ from durable_core.commit.state import Failure, RunState
 from durable_core.engine.beats import Beat, Phase
 from durable_core.engine.words import Facts, Member
 from durable_core.launch.classes import DRAINED, IN_FLIGHT, F
+from durable_core.launch.evidence import Unfit
 from durable_core.launch.machine import Event, GroupPhase, State, current
 
 
@@ -60,7 +61,7 @@ class Terms:
 class Observation:
     """``facts`` by node, ``beats`` by rank; ``time``: wall clock, as in facts; ``in_state_s``: for how long
     this controller has seen the run in its state; ``found``: violations that take more than this to see
-    (``controller.watching``); ``evict``: why a member is to leave at the next boundary, ``""``: none is."""
+    (``controller.watching``); ``evict``: the node that is to be left at the next boundary, if any."""
 
     run: RunState
     facts: Mapping[int, Facts] = field(default_factory=dict)
@@ -68,7 +69,7 @@ class Observation:
     time: float = 0.0
     in_state_s: float = 0.0
     found: tuple[Violation, ...] = ()
-    evict: str = ""
+    evict: Unfit | None = None
 
     @property
     def groups(self) -> tuple[Facts, ...]:
@@ -308,7 +309,9 @@ def _planned(seen: Observation, terms: Terms) -> Due | None:
     draining = _any_in(seen, frozenset({GroupPhase.DRAINING}))
     if draining is not None:
         return Due(Event.STOP_PLANNED, draining.reason or "the agent drains")
-    return Due(Event.STOP_PLANNED, seen.evict, failure=F.F6) if seen.evict else None
+    if seen.evict is None:
+        return None
+    return Due(Event.STOP_PLANNED, seen.evict.reason, {"unfit": asdict(seen.evict)}, F.F6)
 
 
 def _drained(seen: Observation, terms: Terms) -> Due | None:

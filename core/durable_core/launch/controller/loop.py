@@ -29,6 +29,7 @@ from durable_core.launch.controller.asking import ask
 from durable_core.launch.controller.looking import Glimpse
 from durable_core.launch.controller.office import Office
 from durable_core.launch.controller.watching import Watched
+from durable_core.launch.evidence import Unfit
 from durable_core.launch.liveness import Limits
 from durable_core.launch.machine import ACTIVE, Effect, Event, GroupPhase, State, current, move
 from durable_core.launch.reconcile import (
@@ -229,17 +230,17 @@ class Controller:
         self.trouble = trouble or self.trouble
         return not trouble
 
-    def _to_evict(self, seen: Observation) -> str:
-        """A named straggler whose node is not in quarantine yet: once it is, it was asked for."""
+    def _to_evict(self, seen: Observation) -> Unfit | None:
+        """The node of a named straggler, if it is not in quarantine: once it is, it was left."""
         if not self.settings.evict:
-            return ""
+            return None
         out = quarantine.quarantined(seen.run)
         hosts = {member.rank: member.host for member in seen.members}
         for slow in self._watched.stragglers:
             host = hosts.get(slow.rank, "")
             if host and (Unit.NODE, host) not in out:
-                return slow.reason
-        return ""
+                return Unfit(host, slow.reason, slow.rank)
+        return None
 
     # --- reporting ---------------------------------------------------------------------------
 
