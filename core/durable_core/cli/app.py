@@ -1,5 +1,5 @@
-"""L6. The commands' names, arguments and help. What they do is in ``views``, ``checks``, ``upkeep``,
-``scrub`` and ``memory``.
+"""L6. The commands' names, arguments and help. What they do is in ``views``, ``status``, ``checks``,
+``upkeep``, ``scrub`` and ``memory``.
 
 The modules behind a command are imported when it runs: ``durable --help`` needs none of them.
 """
@@ -18,10 +18,12 @@ from durable_core.cli.agent import agent
 from durable_core.cli.data import data
 from durable_core.cli.doctor import doctor
 from durable_core.cli.drill import drill
-from durable_core.cli.launch import cancel, launch
+from durable_core.cli.launch import cancel, finalize, launch
 from durable_core.cli.options import size
 from durable_core.cli.output import EXIT_CODES, OK, USAGE, complain, fail, show
 from durable_core.cli.pilot import pilot
+from durable_core.cli.planning import plan
+from durable_core.cli.preflight import preflight
 from durable_core.errors import DurableError, UsageError
 
 _EPILOG = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
@@ -64,7 +66,6 @@ _needed = click.argument("c", type=click.IntRange(min=0), metavar="C")
 _directory = click.option(
     "--directory", default="/dev/shm", show_default=True, help="The tmpfs that the run's Memory names."
 )
-_positive = click.FloatRange(min=0, min_open=True)
 
 
 @_command("ls")
@@ -92,10 +93,26 @@ def show_(root: str, c: int | None, as_json: bool) -> int:
 
 @_command("status")
 def status(root: str, as_json: bool) -> int:
-    """Say where the run stands."""
-    from durable_core.cli import views
+    """Say where the run stands, and tell slow from damaged.
 
-    return show(views.status(root), as_json=as_json)
+    Of a launched run also: which invariant is violated, since when, on which rank, and how old the
+    controller's last report is.
+    """
+    from durable_core.cli import status as standing
+
+    return show(standing.status(root), as_json=as_json)
+
+
+@_command("report")
+def report(root: str, as_json: bool) -> int:
+    """What failed, how often, and how long it took to be seen and mended.
+
+    By class, from the journal: count, share, mean time between, until it was known and until the run trained again,
+    how often without a person, and the steps lost.
+    """
+    from durable_core.cli import report as reporting
+
+    return show(reporting.report(root), as_json=as_json)
 
 
 @_command("journal")
@@ -241,44 +258,6 @@ def unpin(root: str, c: int, as_json: bool) -> int:
     return show(upkeep.unpin(root, c), as_json=as_json)
 
 
-@app.command("plan", epilog=_EPILOG)
-@click.option("--state-bytes", type=click.IntRange(min=1), required=True, help="One complete checkpoint.")
-@click.option("--bandwidth", type=_positive, required=True, help="Durable writes, bytes/s.")
-@click.option(
-    "--copy-bandwidth", type=_positive, default=5e9, show_default=True, help="Staging, bytes/s a host."
-)
-@click.option("--hosts", type=click.IntRange(min=1), default=1, show_default=True, help="That stage at once.")
-@click.option("--mtbf", type=_positive, default=4 * 3600.0, show_default=True, help="M, seconds.")
-@click.option(
-    "--restart", type=click.FloatRange(min=0), default=180.0, show_default=True, help="R + D, seconds."
-)
-@click.option(
-    "--changed",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="The part of the state that differs from save to save.",
-)
-@click.option("--cost", type=_positive, help="C, the exposed seconds of a save. Default: staging the state.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
-def plan(
-    state_bytes: int, bandwidth: float, copy_bandwidth: float, hosts: int, mtbf: float, restart: float,
-    changed: float, cost: float | None, as_json: bool,
-) -> int:  # fmt: skip
-    """Say how often to save, and what each way of saving costs.
-
-    Young's, Daly's and the exact interval for C and M, and synchronous, asynchronous and incremental
-    saving of the same state compared. Ends with 1 when C is at least M/2.
-    """
-    from durable_core.cli import plan as planning
-
-    answer = planning.plan(
-        state_bytes, bandwidth=bandwidth, copy_bandwidth=copy_bandwidth * hosts, mtbf=mtbf, restart=restart,
-        changed=changed, cost=cost,
-    )  # fmt: skip
-    return show(answer, as_json=as_json)
-
-
 @app.command("secret", epilog=_EPILOG)
 @click.argument("file", metavar="FILE")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
@@ -296,9 +275,12 @@ app.add_command(agent)
 app.add_command(data)
 app.add_command(drill)
 app.add_command(pilot)
+app.add_command(plan)
 app.add_command(doctor)
 app.add_command(launch)
 app.add_command(cancel)
+app.add_command(finalize)
+app.add_command(preflight)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -9,15 +9,16 @@ from typing import Any
 
 import click
 
-from durable_core.cli.output import EXIT_CODES, FENCED, NOT_FOUND, OK, Answer, show
+from durable_core.cli.output import EXIT_CODES, FAILED, FENCED, NOT_FOUND, OK, Answer, Table, show
 from durable_core.clock import SystemClock
-from durable_core.errors import RunEnded
+from durable_core.errors import DurableError, RunEnded
 
 #: What ``durable launch`` may end with besides the exit codes of the other commands.
 LAUNCH_EXIT_CODES = {
     75: "drained: a planned stop, nothing lost, start it again to go on",
     76: "fenced: another launch continues the run",
-    77: "cancelled",
+    77: "numbers went wrong, and no restart is left",
+    78: "cancelled",
 }
 _EPILOG = "Exit codes: " + ", ".join(
     f"{code} {meaning}"
@@ -26,6 +27,7 @@ _EPILOG = "Exit codes: " + ", ".join(
         **LAUNCH_EXIT_CODES,
     }.items()
 )
+_OTHERS = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
 _PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 
 
@@ -47,7 +49,7 @@ def _say(line: str) -> None:
     print(f"durable: {line}", file=sys.stderr, flush=True)
 
 
-@click.command("cancel", epilog="Exit codes: " + ", ".join(f"{c} {m}" for c, m in EXIT_CODES.items()) + ".")
+@click.command("cancel", epilog=_OTHERS)
 @click.argument("root", metavar="ROOT")
 @click.option("--as", "principal", required=True, help="Who cancels: one that the run's spec names.")
 @click.option("--reason", required=True, help="For the record.")
@@ -67,6 +69,7 @@ def _cancel(root: str, principal: str, reason: str) -> Answer:
     from durable_core.engine import heartbeat
     from durable_core.engine.inspect import open_run
     from durable_core.engine.performer import Performer
+    from durable_core.launch import ending as launched
 
     reader, clock = open_run(root), SystemClock()
     owner = heartbeat.read(reader.tier)
@@ -82,6 +85,10 @@ def _cancel(root: str, principal: str, reason: str) -> Answer:
             raise
         view = reader.view
     told = _tell(owner)
+    try:
+        launched.complete(reader.tier, clock, clock.new_id())
+    except DurableError as error:  # it is cancelled all the same
+        _say(f"no post-run manifest yet (durable finalize writes it): {error.message}")
     document: dict[str, Any] = {"cancelled": True, "principal": principal, "reason": reason, "told": told}
     step = view.state.head_step
     left = "nothing is committed" if step is None else f"step {step} is committed and stays"
@@ -92,6 +99,43 @@ def _cancel(root: str, principal: str, reason: str) -> Answer:
             told or "nobody was told: no process of it is known on this host",
         ],
     )
+
+
+@click.command("finalize", epilog=_OTHERS)
+@click.argument("root", metavar="ROOT")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+def finalize(root: str, as_json: bool) -> int:
+    """Show what came of a run that has ended.
+
+    Its post-run manifest: outcome, final checkpoint, data consumed, incidents, what is retained, cost. A
+    launcher writes it at the end; where none has, it is written now.
+    """
+    return show(_finalize(root), as_json=as_json)
+
+
+def _finalize(root: str) -> Answer:
+    from durable_core.engine.inspect import open_run
+    from durable_core.launch import ending
+
+    reader, clock = open_run(root), SystemClock()
+    if reader.state.terminal is None:
+        return Answer({"ended": False}, ["the run has not ended: there is nothing to sum up"], FAILED)
+    ending.complete(reader.tier, clock, clock.new_id())
+    found = ending.read(open_run(root))
+    assert found is not None
+    cost, artifact = found["cost"], found["artifact"]
+    rows = [
+        ("outcome", found["outcome"]),
+        ("final checkpoint", artifact and f"c{artifact['c']} at step {artifact['step']}"),
+        ("its manifest", artifact and artifact["manifest_digest"]),
+        ("samples", found["data"].get("samples", found["data"].get("why"))),
+        ("repeated, skipped", f"{found['data'].get('repeated')}, {found['data'].get('skipped')}"),
+        ("incidents", len(found["incidents"])),
+        ("generations", len(found["generations"])),
+        ("retained", ", ".join(f"c{each['c']}" for each in found["retained"])),
+        ("wall, device seconds", f"{cost['wall_s']:.0f}, {cost['device_s']:.0f}"),
+    ]
+    return Answer(found, [Table(("what", "is"), rows)])
 
 
 def _tell(owner: Any) -> str:

@@ -1,4 +1,4 @@
-"""L6. Commands that only look: ``ls``, ``show``, ``status``, ``journal``."""
+"""L6. Commands that only look: ``ls``, ``show``, ``journal``; ``status`` is a module of its own."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from durable_core.cli.output import Answer, Table, human_bytes
-from durable_core.clock import SystemClock
 from durable_core.commit.state import CheckpointInfo, RunState
-from durable_core.engine import heartbeat
 from durable_core.engine.inspect import Reader, open_run
-from durable_core.errors import DurableError
 from durable_core.format.manifest import Manifest
 from durable_core.types import CheckpointState
 
@@ -72,46 +69,6 @@ def show(root: str, c: int | None) -> Answer:
     )
 
 
-def status(root: str) -> Answer:
-    reader = open_run(root)
-    state = reader.state
-    owner = heartbeat.read(reader.tier)
-    alive, why = owner.alive(SystemClock().now()) if owner else (False, "no heartbeat")
-    document = {
-        "run": state.run_id,
-        "state": run_state(state, alive),
-        "generation": state.generation,
-        "launch_id": state.launch_id,
-        "members": list(state.members),
-        "owner": {"alive": alive, "reason": why},
-        "promise": state.promise.value,
-        "seed": state.seed,
-        "target": state.target,
-        "head": state.head,
-        "step": state.head_step,
-        "restore_point": state.restore_point,
-        "commits": state.commits,
-        "failures": [
-            {"seq": f.seq, "generation": f.generation, "time": f.time, **f.payload} for f in state.failures
-        ],
-        "draining": state.draining,
-        "terminal": state.terminal and {"outcome": state.terminal.outcome, **state.terminal.detail},
-        "in_doubt": reader.view.doubt.seq if reader.view.doubt else None,
-        "voids": len(reader.view.voids),
-    }
-    shown = [(name, _brief(value)) for name, value in document.items()]
-    human: list[Table | str] = [Table(("what", "is"), shown)]
-    try:
-        sources = _mixture(reader)
-    except (
-        DurableError
-    ) as error:  # a status is asked for when something is wrong: it tells, and does not fail
-        return Answer({**document, "unreadable": error.message}, [*human, f"unreadable: {error.message}"])
-    if sources is None:
-        return Answer(document, human)
-    return Answer({**document, "mixture": sources}, [*human, _mixture_table(sources)])
-
-
 def journal(root: str) -> Answer:
     reader = open_run(root)
     entries = list(reader.entries())
@@ -134,36 +91,6 @@ def journal(root: str) -> Answer:
         for e in entries
     ]  # fmt: skip
     return Answer(document, [Table(("seq", "time", "gen", "kind", "payload"), rows)])
-
-
-def _mixture(reader: Reader) -> dict[str, dict[str, Any]] | None:
-    """By source, what the mixture was to draw and had drawn at the newest checkpoint; None without one."""
-    if reader.state.head is None:
-        return None
-    position = reader.manifest(reader.checkpoint(reader.state.head)).cursor or {}
-    if "plan" not in position:
-        return None
-    from durable_core.data.mixture.report import mixture_in, report  # numpy takes longer than all the rest
-
-    found = mixture_in(position)
-    if found is None:
-        return None
-    policy, state = found
-    return {
-        name: {**vars(source), "unit": policy.unit, "tokens": source.units if policy.counts_tokens else None}
-        for name, source in report(policy, state).items()
-    }
-
-
-def _mixture_table(sources: dict[str, dict[str, Any]]) -> Table:
-    rows = [
-        (
-            name, f"{source['target']:.2%}", f"{source['share']:.2%}", source["draws"], source["tokens"],
-            source["epoch"], "ran out" if source["removed"] else None,
-        )
-        for name, source in sources.items()
-    ]  # fmt: skip
-    return Table(("source", "target", "actual", "draws", "tokens", "epoch", ""), rows)
 
 
 # --- words -----------------------------------------------------------------------------------
@@ -226,11 +153,12 @@ def _gist(payload: Any) -> str:
     return " ".join(parts)
 
 
-def _brief(value: Any) -> str | None:
+def brief(value: Any) -> str | None:
+    """A value of a document as one cell."""
     if isinstance(value, dict):
         return _gist(value)
     if isinstance(value, list):
-        return ", ".join(_brief(item) or "-" for item in value[-3:]) + (
+        return ", ".join(brief(item) or "-" for item in value[-3:]) + (
             " (newest 3)" if len(value) > 3 else ""
         )
     return None if value is None else str(value)

@@ -23,6 +23,7 @@ TMP = "tmp/"
 OWNER_HINT = "hints/owner.json"
 CONTROLLER_HINT = "hints/controller.json"
 INCIDENTS = "incidents/"
+SUMMARIES = "summaries/"
 
 _SEGMENT = r"[a-z0-9._-]+"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
@@ -84,6 +85,11 @@ def is_op_id(op_id: object) -> bool:
 def incident_key(generation: int, op_id: str) -> str:
     """Key of what was seen of one failure, or of one move of the run's state."""
     return f"{INCIDENTS}g{_digits(generation, 6, 'generation')}-{op_id}.json"
+
+
+def summary_key(digest: str) -> str:
+    """Key of a post-run manifest by the sha256 digest of its bytes."""
+    return f"{SUMMARIES}{digest.removeprefix('sha256:')}.json"
 
 
 def journal_key(seq: int) -> str:

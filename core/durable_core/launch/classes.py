@@ -94,6 +94,8 @@ class Row:
 DRAINED = 75
 FENCED = 76
 NUMERIC = 77
+#: Of the launcher alone: somebody has cancelled the run.
+CANCELLED = 78
 
 _Q, _S = Unit, Source
 
@@ -117,7 +119,7 @@ TABLE: Mapping[F, Row] = {
     F.F16: Row("configuration or version", Retry.NONE, False, 0, _S.NOTHING, _Q.NOTHING, False, 2),
     F.F17: Row("network degradation", Retry.IN_PLACE, True, None, _S.MEMORY, _Q.NODE, True),
     F.F18: Row("admission or rendezvous timeout", Retry.REQUEUE, True, None, _S.REMOTE, _Q.NOTHING, True),
-    F.F19: Row("cancelled", Retry.NONE, False, 0, _S.NOTHING, _Q.NOTHING, False),
+    F.F19: Row("cancelled", Retry.NONE, False, 0, _S.NOTHING, _Q.NOTHING, False, CANCELLED),
     F.F20: Row("input starvation", Retry.NONE, False, None, _S.NOTHING, _Q.NOTHING, False),
 }
 

@@ -142,8 +142,8 @@ def usage(epilog: str) -> str:
     shown = argparse.ArgumentParser(
         prog="durable launch", add_help=False, epilog=epilog,
         usage="durable launch [torchrun's flags] [flags] SCRIPT [ARGS ...]",
-        description="Start a script on every device of this node, and start it again when it fails, as often "
-        "as its budget and the cause allow, each time under a generation of its own and from the newest state "
+        description="Start a script on every device of this node, and start it again when it fails: as often "
+        "as its budget and the cause allow, each time under a generation of its own, from the newest state "
         "that was saved. Takes every flag of torchrun (torchrun --help).",
     )  # fmt: skip
     _add(shown)

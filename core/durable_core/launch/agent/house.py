@@ -16,6 +16,7 @@ from durable_core.launch.agent import sweeping
 from durable_core.launch.agent.keeper import Keeper
 from durable_core.launch.agent.reporting import Reporter
 from durable_core.launch.agent.signals import Signals
+from durable_core.launch.classes import FENCED
 from durable_core.launch.machine import GroupPhase
 
 _CLOSE_S = 10.0
@@ -27,7 +28,7 @@ class House:
 
     def __init__(
         self, files: RunFiles, clock: Clock, signals: Signals, say: Callable[[str], None],
-        controller: Sequence[str] = (),
+        controller: Callable[[], Sequence[str]],
     ) -> None:  # fmt: skip
         self.files, self.clock, self.signals, self.say = files, clock, signals, say
         sweeping.become_subreaper()
@@ -110,8 +111,10 @@ class Helper:
 
     AGAIN_S = 2.0
 
-    def __init__(self, command: Sequence[str], clock: Clock, say: Callable[[str], None]) -> None:
-        self._command, self._clock, self._say = tuple(command), clock, say
+    def __init__(
+        self, command: Callable[[], Sequence[str]], clock: Clock, say: Callable[[str], None]
+    ) -> None:
+        self._command, self._clock, self._say = command, clock, say
         self._process: subprocess.Popen[bytes] | None = None
         self._started = -self.AGAIN_S
         self._wanted = False
@@ -121,7 +124,7 @@ class Helper:
         return () if self._process is None else (self._process.pid,)
 
     def want(self, wanted: bool) -> None:
-        self._wanted = wanted and bool(self._command)
+        self._wanted = wanted
         if not self._wanted and self._process is not None:
             self._process.kill()  # what it has not written another one will
             self._process.wait()
@@ -134,10 +137,15 @@ class Helper:
         if now - self._started < self.AGAIN_S:
             return
         if self._process is not None:
+            if self._process.returncode == FENCED:
+                return  # another one has its office
             self._say(f"the controller ended with {self._process.returncode}; starting another")
         self._started = now
         self._process = subprocess.Popen(
-            self._command, env=_without_attempt(os.environ), start_new_session=True, stdin=subprocess.DEVNULL
+            self._command(),
+            env=_without_attempt(os.environ),
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
         )
 
 

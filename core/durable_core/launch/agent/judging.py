@@ -17,7 +17,7 @@ from durable_core.clock import Clock
 from durable_core.commit.state import Failure, RunState
 from durable_core.engine import beats, words
 from durable_core.engine.launched import RunFiles
-from durable_core.errors import FencedError, FormatError, RecordRefused, TierError
+from durable_core.errors import DurableError, FencedError, FormatError, RecordRefused, TierError
 from durable_core.format.record import Kind
 from durable_core.launch import retry
 from durable_core.launch.agent.ended import Cause, Ended, Verdict
@@ -58,6 +58,8 @@ class Judge:
         decision = self._decide(state, finding)
         if books is not None and over is None:
             self._record(books, state, finding, decision)
+        elif books is not None:
+            self._sum_up(books)
         return self._verdict(books, decision)
 
     # --- what is known -----------------------------------------------------------------------
@@ -148,6 +150,7 @@ class Judge:
                 token = books.mine()
                 if token is not None:
                     books.end(token, decision.reason)
+                    self._sum_up(books)
             except (TierError, FencedError) as error:
                 self.say(f"that the run has failed is not recorded: {error}")
         return Verdict(
@@ -157,8 +160,15 @@ class Judge:
     def _finished(self, books: Books | None) -> Verdict:
         if books is None:
             return Verdict(0, "every worker ended with 0; no run was opened")
-        self.complete(books)
+        self._sum_up(books)
         return Verdict(0, f"run {self._state.run_id} has succeeded")
+
+    def _sum_up(self, books: Books) -> None:
+        """Success is success without it: it can be written at any time."""
+        try:
+            self.complete(books)
+        except DurableError as error:
+            self.say(f"no post-run manifest yet (durable finalize writes it): {error}")
 
 
 def _stopped(ended: Ended) -> Verdict:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from durable_core.clock import Clock, SystemClock
+from durable_core.engine.roots import open_root
 from durable_core.errors import FencedError, RunBusy
+from durable_core.launch import ending
 from durable_core.launch.agent import flags as flagging
 from durable_core.launch.agent.agent import Agent
 from durable_core.launch.agent.ended import Verdict
@@ -18,10 +22,15 @@ from durable_core.launch.agent.house import House
 from durable_core.launch.agent.judging import Judge
 from durable_core.launch.agent.signals import Signals
 from durable_core.launch.agent.starting import Cold, Starter
+from durable_core.launch.books import Books
+from durable_core.launch.bounded import Bounded
 from durable_core.launch.classes import FENCED
 from durable_core.launch.rendezvous import RunRendezvous
 from durable_core.launch.retry import Policy
 from durable_core.launch.standby.pool import Warm
+
+#: Seconds for the post-run manifest: a long run's ledger is read for it.
+SUMMARY_S = 120.0
 
 
 def launch(arguments: Sequence[str], say: Callable[[str], None], clock: Clock | None = None) -> int:
@@ -36,7 +45,7 @@ def launch(arguments: Sequence[str], say: Callable[[str], None], clock: Clock | 
     signals = Signals()
     signals.install(flags.config.signals_to_handle.split(","))
     handler = RunRendezvous(_parameters(flags), clock, size=flags.config.nproc_per_node)
-    house = House(handler.files, clock, signals, say)
+    house = House(handler.files, clock, signals, say, lambda: _controller(flags, handler))
     starter: Starter = Warm(Cold(), flags.standbys) if flags.standbys else Cold()
     try:
         verdict = _run(flags, handler, house, starter)
@@ -52,7 +61,7 @@ def launch(arguments: Sequence[str], say: Callable[[str], None], clock: Clock | 
 def _run(flags: Flags, handler: RunRendezvous, house: House, starter: Starter) -> Verdict:
     config = flags.config
     policy = Policy(restarts=flags.max_restarts)
-    judge = Judge(house.files, house.clock, policy, handler.books, lambda books: None, house.say)
+    judge = Judge(house.files, house.clock, policy, handler.books, partial(_complete, house.clock), house.say)
     assert config.logs_specs is not None  # torch's parser makes them
     agent = Agent(
         _spec(flags, handler), config.logs_specs, house, starter, judge, kill_grace_s=flags.kill_grace_s,
@@ -89,6 +98,17 @@ def _spec(flags: Flags, handler: RunRendezvous) -> WorkerSpec:
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
     )  # fmt: skip
+
+
+def _complete(clock: Clock, books: Books) -> None:
+    tier = open_root(books.root)
+    Bounded("the post-run manifest").call(lambda _: ending.complete(tier, clock, books.name), SUMMARY_S)
+
+
+def _controller(flags: Flags, handler: RunRendezvous) -> tuple[str, ...]:
+    limits = (f"--{phase}-limit={limit}" for phase, limit in flags.limits.items())
+    command = (sys.executable, "-m", "durable_core.launch.controller", str(handler.files.root))
+    return (*command, "--launch-id", handler.launch, "--root", flags.root, *limits)
 
 
 def _told(flags: Flags) -> dict[str, str]:
