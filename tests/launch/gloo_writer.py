@@ -63,8 +63,8 @@ def main(root: str, steps: int, log: str, pace: float) -> None:
                     optimizer.step()
                     optimizer.zero_grad()
                     time.sleep(pace)
+                    tell(event="step", step=session.steps + 1, ids=index.tolist())
                     session.step(loss=loss.item())
-                    tell(event="step", step=session.steps, ids=index.tolist())
                     if session.steps >= steps:
                         break
             session.finish()

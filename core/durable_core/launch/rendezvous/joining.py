@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from durable_core.clock import Clock
-from durable_core.errors import NodesMissing
+from durable_core.errors import NodesMissing, UsageError
 from durable_core.launch.rendezvous.roster import Roster
 
 log = logging.getLogger(__name__)
@@ -123,13 +123,20 @@ class Joining:
 
 
 def _inner(parameters: RendezvousParameters) -> RendezvousParameters:
-    """What torch's handler gets: ``--rdzv-conf backend=NAME`` names another than c10d."""
+    """What torch's handler gets: ``--rdzv-conf backend=NAME`` names another than c10d. One node alone needs
+    no place to meet; torch would take a fixed port, where it might meet another launch."""
     asked = parameters.get("backend") or (parameters.backend if parameters.backend != OURS else "c10d")
     config: dict[str, Any] = {**_DEFAULTS, **parameters.config}
     for name in _OWN_OPTIONS:
         config.pop(name, None)
+    endpoint = parameters.endpoint or ("localhost:0" if parameters.max_nodes == 1 else "")
+    if not endpoint and asked == "c10d":
+        raise UsageError(
+            "several nodes need a place to meet",
+            hint="--rdzv-endpoint HOST:PORT; accelerate: --main_process_ip and no --same_network",
+        )
     return RendezvousParameters(
-        asked, parameters.endpoint, parameters.run_id, parameters.min_nodes, parameters.max_nodes,
+        asked, endpoint, parameters.run_id, parameters.min_nodes, parameters.max_nodes,
         parameters.local_addr, **config,
     )  # fmt: skip
 
