@@ -107,8 +107,8 @@ def status(root: str, as_json: bool) -> int:
 def report(root: str, as_json: bool) -> int:
     """What failed, how often, and how long it took to be seen and mended.
 
-    By class, from the journal: count, share, mean time between, until it was known and until the run trained again,
-    how often without a person, and the steps lost.
+    By class, from the journal: count, share, mean time between, until it was known and until the run
+    trained again, how often without a person, and the steps lost.
     """
     from durable_core.cli import report as reporting
 
