@@ -56,6 +56,7 @@ ONLY_IN = {
         "durable_core.session",
         "durable_core.launch.agent",
         "durable_core.launch.rendezvous",
+        "durable_core.launch.preflight.child",
         "durable_core.testing",
         "lightning_durable",
         "accelerate_durable",

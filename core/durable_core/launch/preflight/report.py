@@ -1,0 +1,79 @@
+"""L5. What a check found, and all of them together."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+class Outcome(str, enum.Enum):
+    OK = "ok"
+    FAILED = "failed"
+    NOT_APPLICABLE = "not applicable"
+
+
+@dataclass(frozen=True)
+class Found:
+    """One check's answer. ``transient``: of a failure, whether the same check may pass a little later without
+    anybody mending anything (a store that is slow), so that waiting is worth it."""
+
+    outcome: Outcome
+    evidence: str
+    hint: str = ""
+    transient: bool = False
+
+
+def ok(evidence: str) -> Found:
+    return Found(Outcome.OK, evidence)
+
+
+def failed(evidence: str, hint: str, *, transient: bool = False) -> Found:
+    return Found(Outcome.FAILED, evidence, hint, transient)
+
+
+def not_applicable(evidence: str) -> Found:
+    return Found(Outcome.NOT_APPLICABLE, evidence)
+
+
+@dataclass(frozen=True)
+class Result:
+    """``seconds``: what the check took."""
+
+    check: str
+    outcome: Outcome
+    evidence: str
+    hint: str
+    seconds: float
+    transient: bool = False
+
+    @staticmethod
+    def of(check: str, found: Found, seconds: float) -> Result:
+        return Result(check, found.outcome, found.evidence, found.hint, seconds, found.transient)
+
+
+@dataclass(frozen=True)
+class Report:
+    results: tuple[Result, ...]
+
+    @property
+    def failed(self) -> tuple[Result, ...]:
+        return tuple(result for result in self.results if result.outcome is Outcome.FAILED)
+
+    @property
+    def passed(self) -> bool:
+        return not self.failed
+
+    @property
+    def transient(self) -> bool:
+        """Whether everything that failed may pass later by itself."""
+        return bool(self.failed) and all(result.transient for result in self.failed)
+
+    @property
+    def reason(self) -> str:
+        """What failed, in one line; ``""`` when nothing did."""
+        return "; ".join(f"{result.check}: {result.evidence}" for result in self.failed)
+
+    def to_json(self) -> dict[str, Any]:
+        results = [{**asdict(result), "outcome": result.outcome.value} for result in self.results]
+        return {"passed": self.passed, "transient": self.transient, "checks": results}

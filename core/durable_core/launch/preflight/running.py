@@ -1,0 +1,56 @@
+"""L5. Checks of the run itself: what its journal says, what its checkpoints hold, who may take part."""
+
+from __future__ import annotations
+
+from durable_core.engine.held import NEEDED, classes_held
+from durable_core.errors import CorruptError, NotFoundError
+from durable_core.launch.capabilities import obstacles
+from durable_core.launch.preflight.report import Found, failed, not_applicable, ok
+from durable_core.launch.preflight.target import Target
+
+
+def journal(target: Target) -> Found:
+    """It can be read to its end, the run has not ended, and what workers will be told is its generation."""
+    try:
+        run = target.run
+    except CorruptError as error:
+        return failed(error.message, "durable verify ROOT tells what is damaged")
+    if run is None:
+        return not_applicable("there is no run here yet")
+    state = run.state
+    told = f"{run.view.next_seq} records, generation {state.generation}"
+    if target.generation is not None and target.generation != state.generation:
+        return failed(f"{told}: the workers would be told {target.generation}", "another launch owns the run")
+    if state.terminal is not None and state.terminal.outcome != "succeeded":
+        return failed(f"{told}: the run has {state.terminal.outcome}", "start another run under another root")
+    return ok(told)
+
+
+def coverage(target: Target) -> Found:
+    """The newest checkpoint holds every class of state that a resume needs."""
+    run = target.run
+    if run is None:
+        return not_applicable("there is no run here yet")
+    try:
+        info = run.newest_usable()
+    except NotFoundError:
+        return not_applicable("nothing is committed yet")
+    held = classes_held(run.manifest(info))
+    told = f"c{info.c}: " + ", ".join(name if there else f"no {name}" for name, there in held.items())
+    missing = [name for name in NEEDED if not held[name]]
+    return failed(told, f"put the {missing[0]} into the state of the session") if missing else ok(told)
+
+
+def capabilities(target: Target) -> Found:
+    """The number of workers is one that the membership admits, and an elastic range is supported by all."""
+    membership = target.spec.membership
+    if membership is None:
+        return not_applicable("no membership is declared")
+    if not membership.admits(target.workers):
+        return failed(
+            f"{target.workers} workers are not what was agreed on: {membership}", "--nproc, --nnodes"
+        )
+    found = obstacles(target.spec, now=target.workers)
+    if found:
+        return failed("; ".join(map(str, found)), "use membership.fixed until all of them support it")
+    return ok(f"{target.workers} workers are admitted")
