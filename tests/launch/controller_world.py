@@ -116,13 +116,14 @@ class World:
         self.run(append(view, Draft.by(token, Kind.CHECKPOINT_COMMITTED, payload)))
         return c
 
-    def failed(self, failure: str, *, step: int | None = None, **evidence: Any) -> str:
+    def failed(self, failure: str, *, step: int | None = None, further: Any = None, **evidence: Any) -> str:
         """As an agent records it; the op_id."""
         op_id = self.clock.new_id()
         self.run(
             ending.record_failure(
                 self.state_view(), self.token, failure_class=failure, signature="s", evidence=evidence,
                 step=step, op_id=op_id,
+                further=further or {},
             )
         )  # fmt: skip
         return op_id

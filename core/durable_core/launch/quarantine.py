@@ -9,6 +9,7 @@ from typing import Any
 
 from durable_core.commit.state import Failure, RunState
 from durable_core.launch.classes import F, Unit
+from durable_core.launch.retry import suspects
 
 #: Failures that speak against what was restored; a crash of another kind says nothing of it.
 AGAINST_STATE = frozenset({F.F11.value, F.F12.value, F.F13.value})
@@ -43,9 +44,10 @@ def quarantined(run: RunState) -> Quarantined:
 
 
 def unrecorded(run: RunState) -> Iterator[dict[str, Any]]:
-    """The quarantines that failures were decided with and no record speaks of: payloads of ``quarantine``.
+    """The quarantines that are due and no record speaks of: payloads of ``quarantine``.
 
-    The agent that decides records them too; this is for the one that was killed before it could.
+    Those that failures were decided with (the agent that decides records them too; this is for the one that
+    was killed before it could), and nodes that a replay has shown to compute wrong.
     """
     said = {(line.get("unit"), line.get("name")) for line in run.quarantines}
     for failure in run.failures:
@@ -55,6 +57,10 @@ def unrecorded(run: RunState) -> Iterator[dict[str, Any]]:
             if unit and name and (unit, name) not in said:
                 said.add((unit, name))
                 yield {"unit": unit, "name": name, "reason": reason, "failure": failure.op_id}
+    for suspect in suspects(run):
+        if (suspect.unit.value, suspect.name) not in said:
+            reason = "a replay came past what was found there: it computed wrong"
+            yield {"unit": suspect.unit.value, "name": suspect.name, "reason": reason}
 
 
 def _decided(failure: Failure) -> list[Mapping[str, Any]]:
