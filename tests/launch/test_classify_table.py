@@ -236,6 +236,13 @@ def test_a_stall_is_the_cause_and_the_stopped_workers_are_not() -> None:
     assert "train.py:step" in verdict.reason and "12.0 s" in verdict.reason
 
 
+def test_a_numeric_finding_is_placed_by_the_worker_that_ended_of_it() -> None:
+    fault = errors.NumericFault("nan", failure="F12", signature="x", onset=3, found=4)
+    exits = (Exit(0, 1, "a", said(RuntimeError(GLOO))), Exit(1, 77, "b", said(fault, 4)))
+    verdict = classify(Evidence(exits=exits, step=4, numeric=Numeric("non-finite loss", 3)))
+    assert (verdict.failure, verdict.step, verdict.culprit, verdict.place) == (F.F12, 3, 1, "b")
+
+
 def test_of_several_the_first_in_precedence_counts_and_the_others_are_told() -> None:
     verdict = classify(
         Evidence(exits=(Exit(0, -9, "a"),), cancelled="operator", newer="b", notice="SIGTERM", step=1)

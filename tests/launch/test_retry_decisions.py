@@ -13,7 +13,8 @@ from durable_core.errors import UsageError
 from durable_core.launch.causes import Origin
 from durable_core.launch.classes import TABLE, F, Unit
 from durable_core.launch.classify import Verdict
-from durable_core.launch.past import past
+from durable_core.launch.evidence import Numeric
+from durable_core.launch.past import finding, past
 from durable_core.launch.retry import AGAIN, Action, Decision, Policy, Quarantine, decide, record, suspects
 from durable_core.types import CheckpointState
 
@@ -281,6 +282,23 @@ def test_a_replay_that_came_past_the_step_points_to_the_node_of_then() -> None:
     assert suspects(story.state) == ()
     story.commit(8)
     assert [(one.unit, one.name) for one in suspects(story.state)] == [(Unit.NODE, "a")]
+
+
+def test_what_workers_found_and_ended_for_is_read_from_the_journal() -> None:
+    story = Story()
+
+    def found(failure: str, step: int | None, action: str, generation: int = 1) -> None:
+        payload = {"class": failure, "signature": "sig", "evidence": {"action": action}, "step": step}
+        line = Failure(0, generation, "0" * 32, payload, 0.0)
+        story.state = replace(story.state, failures=story.state.failures.append(line))
+
+    found("F12", 9, "record")
+    found("F12", 2, "stop", generation=0)
+    found("F10", 2, "stop")
+    assert finding(story.state) is None
+    found("F12", 9, "stop")
+    found("F13", 8, "stop")
+    assert finding(story.state) == Numeric("sig", 8, proof=True)
 
 
 # --- domains ---------------------------------------------------------------------------------

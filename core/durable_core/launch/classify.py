@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from durable_core.launch.causes import Cause, Origin, cause_of
 from durable_core.launch.classes import PRECEDENCE, F
@@ -69,7 +69,7 @@ def classify(evidence: Evidence) -> Verdict:
             F.F1, signature(kind, step=evidence.step), evidence.step, None,
             "the group ended, and neither statuses nor facts say why",
         )  # fmt: skip
-    best = found[0]
+    best = _placed(found[0], found)
     also = tuple(dict.fromkeys(f.cause.failure for f in found if f.cause.failure is not best.cause.failure))
     alone = best.cause.origin is Origin.SECONDARY
     return Verdict(
@@ -85,6 +85,14 @@ def classify(evidence: Evidence) -> Verdict:
         best.cause.object,
         best.cause.hopeless,
     )
+
+
+def _placed(best: _Found, found: list[_Found]) -> _Found:
+    """A numeric finding in the journal says what; the worker that ended of it, where."""
+    if best.place or best.cause.failure is not F.F12:
+        return best
+    ended = next((one for one in found if one.cause.failure is F.F12 and one.place), best)
+    return replace(best, rank=ended.rank, place=ended.place)
 
 
 def _ends(evidence: Evidence) -> Iterator[_Found]:

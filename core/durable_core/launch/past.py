@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from durable_core.commit.state import Failure, RunState
 from durable_core.launch.classes import F
+from durable_core.launch.evidence import Numeric
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,28 @@ def threshold(state: RunState, step: int | None) -> int:
     if step is not None:
         return step
     return -1 if state.head_step is None else state.head_step
+
+
+def finding(state: RunState) -> Numeric | None:
+    """What workers of the live generation found in their numbers and ended for, the earliest onset first;
+    it is in the journal before they end."""
+    found = [
+        Numeric(
+            str(line.payload["signature"]), line.payload["step"], proof=line.payload["class"] == F.F13.value
+        )
+        for line in state.failures
+        if line.generation == state.generation and _stops(line)
+    ]
+    return min(found, key=lambda one: (one.step, not one.proof), default=None)
+
+
+def _stops(line: Failure) -> bool:
+    payload = line.payload
+    numeric = payload["class"] in (F.F12.value, F.F13.value) and payload["step"] is not None
+    evidence = payload["evidence"]
+    return (
+        numeric and not _is_ours(line) and isinstance(evidence, Mapping) and evidence.get("action") == "stop"
+    )
 
 
 def _line(record: Failure, best: Mapping[int, int]) -> Past:
