@@ -6,7 +6,7 @@ in the run's spec, says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import click
 from durable_core.cli.output import EXIT_CODES, FAILED, OK, Answer, Table, show
 from durable_core.clock import SystemClock
 from durable_core.commit.state import RunState
+from durable_core.engine.held import NEEDED, classes_held
 from durable_core.engine.inspect import Reader, open_run
 from durable_core.errors import NotFoundError, TierError, UnsupportedError
 from durable_core.format.manifest import Manifest
@@ -52,43 +53,15 @@ class Patient:
 Finding = tuple["bool | None", str, str]
 Check = Callable[[Patient], Finding]
 
-#: What a resumable checkpoint holds, and how it is found in one: by the kind that each object was saved as.
-CLASSES = {
-    "parameters": "parameters", "optimizer": "optimizer", "random streams": "rng", "data position": "data",
-    "learning rate": "scheduler", "averages": "ema", "scaler": "scaler",
-}  # fmt: skip
-NEEDED = ("parameters", "optimizer", "random streams", "data position")
-
 
 def _state_classes(patient: Patient) -> Finding:
     """Seven classes of state; of those that a program may not have, it is said that there is none."""
     if patient.manifest is None:
         return False, "nothing is committed yet", "let it train to its first checkpoint"
-    kinds = set(_kinds(patient.manifest))
-    found = {name: kind in kinds for name, kind in CLASSES.items()}
+    found = classes_held(patient.manifest)
     absent = [name for name in NEEDED if not found[name]]
     told = ", ".join(name if there else f"no {name}" for name, there in found.items())
     return not absent, told, "put them into the state of the session" if absent else ""
-
-
-def _kinds(manifest: Manifest) -> Iterator[str]:
-    for (name, _), document in manifest.documents.items():
-        text = str(document)
-        if name == "role" and "'rng'" in text:
-            yield "rng"
-        yield from (kind for kind in _SIGNS if any(sign in text for sign in _SIGNS[kind]))
-    if manifest.cursor:
-        yield "data"
-
-
-# As sessions write them (`'kind': 'optimizer'`), and as Lightning's checkpoints call them.
-_SIGNS = {
-    "parameters": ("'parameters'", "state_dict"),
-    "optimizer": ("'optimizer'", "optimizer_states"),
-    "scheduler": ("'scheduler'", "lr_schedulers"),
-    "ema": ("'ema'", "WeightAveraging"),
-    "scaler": ("'scaler'", "MixedPrecision"),
-}
 
 
 def _sharded(patient: Patient) -> Finding:

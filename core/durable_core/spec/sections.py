@@ -190,7 +190,8 @@ class FailurePolicy:
     within that. ``None``: the launcher's own. The delay before restart ``n`` is drawn up to
     ``min(backoff_max_seconds, backoff_seconds * 2**(n-1))``. ``repeat_threshold``: the same signature at the
     same step on so many placements is no longer tried again. ``quarantine``: what may be taken out of service
-    without asking."""
+    without asking. ``collective_timeout_seconds``: what every process group is to be told.
+    ``standbys_waived``: that nobody stands by is meant so."""
 
     max_restarts: int | None = None
     retries: Pairs = ()
@@ -199,6 +200,7 @@ class FailurePolicy:
     repeat_threshold: int = 2
     quarantine: tuple[str, ...] = QUARANTINE
     collective_timeout_seconds: float | None = None
+    standbys_waived: bool = False
 
     def __post_init__(self) -> None:
         count(self.max_restarts, "failure.max_restarts")
