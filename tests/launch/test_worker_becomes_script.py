@@ -327,8 +327,8 @@ def test_a_worker_dies_with_whoever_started_it(files: RunFiles, tmp_path: Path) 
 def test_a_worker_whose_parent_is_gone_already_does_not_begin(tmp_path: Path) -> None:
     text = (
         "import os\n"
-        "from durable_core.launch import worker\n"
-        "worker.die_with(os.getppid() + 1)\n"
+        "from durable_core.engine.parent import die_with\n"
+        "die_with(os.getppid() + 1)\n"
         "print('it lives')\n"
     )
     done = subprocess.run(

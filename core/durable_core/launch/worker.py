@@ -7,10 +7,8 @@ and becomes the script, as ``python SCRIPT ARGS`` would. Nothing here imports to
 from __future__ import annotations
 
 import builtins
-import ctypes
 import os
 import runpy
-import signal
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -20,9 +18,8 @@ from types import CodeType, ModuleType
 
 from durable_core.engine import uncaught
 from durable_core.engine.launched import Launched
+from durable_core.engine.parent import die_with
 from durable_core.errors import UsageError
-
-_PR_SET_PDEATHSIG = 1
 
 
 def run(argv: Sequence[str], module: bool = False) -> None:
@@ -72,18 +69,6 @@ def prepare(launched: Launched, parent: int) -> None:
     if launched.attempt:
         die_with(parent)
     uncaught.install(launched)
-
-
-def die_with(parent: int) -> None:
-    """Be killed when the thread that started this process ends; at once, if ``parent`` is gone already.
-
-    ``OSError`` where the system knows no such thing: then only the launcher's keeper ends what is left.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, SignalException
@@ -31,7 +32,6 @@ from durable_core.launch.rendezvous import Restart, RunRendezvous
 
 #: Seconds between two questions to the rendezvous store: whether nodes wait, whether one of them stops.
 _ASK_S = 0.25
-_STOP_KEY = "durable/stop"
 
 
 Judge = Callable[[Ended], Verdict]
@@ -88,6 +88,9 @@ class Agent(LocalElasticAgent):
         except (NodesMissing, RendezvousError) as error:
             self._house.say(f"rendezvous: {error}")
             return Ended(Cause.UNMET)
+        except DistError as error:  # a node was lost just when all had met
+            self._house.say(f"rendezvous: {error}")
+            return Ended(Cause.REGROUP)
         try:
             self._begin()
             ended = self._watch()
@@ -166,9 +169,9 @@ class Agent(LocalElasticAgent):
         if now - self._asked < _ASK_S:
             return None
         self._asked = now
-        if self._others is not None and self._others.check([_STOP_KEY]):
+        if self._handler.told_to_stop():
             return self._seen(Cause.TOLD)
-        if self._worker_group.spec.rdzv_handler.num_nodes_waiting() > 0:
+        if self._handler.num_nodes_waiting() > 0:
             return self._seen(Cause.REGROUP)
         return None
 
@@ -181,8 +184,8 @@ class Agent(LocalElasticAgent):
         """Stop what still runs, as its cause asks for, and add what came of it."""
         planned = ended.cause in (Cause.STOP, Cause.TOLD, Cause.DRAINED)
         self._house.tell(GroupPhase.DRAINING if planned else GroupPhase.STOPPING, members=self._members())
-        if ended.cause is Cause.STOP and self._others is not None:
-            self._others.set(_STOP_KEY, b"1")
+        if ended.cause is Cause.STOP:
+            self._handler.stop_others()
         self._stop(self._stop_grace_s if planned else self._kill_grace_s)
         self._house.tell(GroupPhase.STOPPED, members=self._members())
         after = {
@@ -239,11 +242,6 @@ class Agent(LocalElasticAgent):
         return self._pcontext
 
     @property
-    def _others(self) -> Any | None:
-        """The store that the agents of this group share; ``None`` where this one is alone."""
-        return self._store if (self._worker_group.group_world_size or 1) > 1 else None
-
-    @property
     def _handler(self) -> RunRendezvous:
         handler = self._worker_group.spec.rdzv_handler
         assert isinstance(handler, RunRendezvous)
@@ -279,7 +277,7 @@ class Agent(LocalElasticAgent):
     def _result(self, ended: Ended) -> RunResult:
         """For torch's own metrics and events."""
         self._house.tell(GroupPhase.ENDED, reason=self.verdict.why)
-        if self.verdict.exit_code == 0 and self._others is not None:
+        if self.verdict.exit_code == 0 and (self._worker_group.group_world_size or 1) > 1:
             hooks.exit_barrier(self)
         state = WorkerState.SUCCEEDED if self.verdict.exit_code == 0 else WorkerState.STOPPED
         ranks = [worker.global_rank for worker in self._worker_group.workers]

@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 FAREWELL_S = 3.0
 _FAREWELL = "durable/farewell"
 _OPENED = "durable/opened"
+_STOP = "durable/stop"
 _LONGEST_ID = 100
 
 
@@ -166,15 +167,33 @@ class RunRendezvous(RendezvousHandler):
             return 1
 
     def shutdown(self) -> bool:
-        """Close the rendezvous for all nodes, and remove the run directory."""
+        """Close the rendezvous for all nodes. The run directory stays until ``remove``, or to the end."""
         done = True
         if self._joining.connected:
             done = self._joining.handler().shutdown()
             self._part()
         self._workers_store = None
         self._joining.drop()
-        self._dir.remove()
         return done
+
+    def stop_others(self) -> None:
+        """A planned stop of this node is one of all: their agents are told."""
+        if self._info is not None and self._info.world_size > 1:
+            with contextlib.suppress(DistError):  # lost: then the others meet anew, and see who is there
+                self._info.store.set(_STOP, "asked")
+
+    def told_to_stop(self) -> bool:
+        """Whether another node stops as planned."""
+        if self._info is None or self._info.world_size == 1:
+            return False
+        try:
+            return bool(self._info.store.check([_STOP]))
+        except DistError:
+            return False  # ``num_nodes_waiting`` tells of the loss
+
+    def remove(self) -> None:
+        """The run directory, when nothing writes there any more. Harmless when repeated."""
+        self._dir.remove()
 
     # --- a round -----------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from durable_core.engine.parent import die_with
 from durable_core.launch import worker
 from durable_core.launch.standby import environment, imports, safety, wire
 
@@ -54,7 +55,7 @@ class Job:
 
 def main() -> None:
     number, agent, folder, *names = sys.argv[1:]
-    worker.die_with(int(agent))
+    die_with(int(agent))
     with socket.socket(fileno=int(number)) as channel:
         before = frozenset(sys.modules), safety.open_files()
         unfit = _load(names, imports.beside(Path(folder)), before[0])
@@ -129,7 +130,7 @@ def _become(job: Job, agent: int) -> None:
     *outputs, gate = job.files
     if os.read(gate, 1) != b"!":
         os._exit(_NOT_STARTED)
-    worker.die_with(agent)
+    die_with(agent)
     os.close(gate)
     for stream, file in zip(job.streams, outputs, strict=True):
         os.dup2(file, stream)
