@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from durable_core.clock import SystemClock
 from durable_core.errors import DurableError, FencedError, TierError
 from durable_core.session.run import Run
+from durable_core.session.world import collective_timeout
 from lightning_durable import hooks
 from lightning_durable.exits import DrainExit, FencedExit, SigtermFlag
 from lightning_durable.poll import Poll, Wish
@@ -45,7 +46,7 @@ class Leaving:
         if self._members == 1:
             return
         if torch.distributed.get_backend() != "gloo":
-            self._group = torch.distributed.new_group(backend="gloo")
+            self._group = torch.distributed.new_group(backend="gloo", timeout=collective_timeout())
         atexit.register(_disconnect)
 
     def listen(self) -> None:

@@ -60,15 +60,20 @@ class Reporter:
                 durable=self.durable(),
             )  # fmt: skip
 
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
     def enter(self, phase: Phase) -> None:
         self._phase = phase
         self.beat()
 
     @contextmanager
-    def within(self, phase: Phase) -> Iterator[Callable[[], None]]:
+    def within(self, phase: Phase, step: int | None = None) -> Iterator[Callable[[], None]]:
         """``phase``, and afterwards the one before; gives what beats meanwhile. What it takes is no part of a
-        step's own time."""
+        step's own time. ``step``: the boundary that this is known to be at."""
         before = self._phase
+        self._step = self._step if step is None else step
         self.enter(phase)
         try:
             yield self.beat

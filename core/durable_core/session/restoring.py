@@ -26,6 +26,7 @@ from durable_core.errors import (
     UnknownVersionError,
     UnsupportedError,
 )
+from durable_core.format import codec
 from durable_core.format.manifest import Manifest
 from durable_core.session import software
 from durable_core.session.adopting import Adopted, Adopter
@@ -122,6 +123,22 @@ class Restorer:
 
         value, reason = self._world.decide(decide)
         return Promise(value), reason
+
+    def loaded(self, found: restore.Restored, seed: int) -> Loaded:
+        """What was read, as this role takes it. Raises as ``part``."""
+        manifest = found.manifest
+        part = self.part(found)
+        return Loaded(
+            manifest.c,
+            manifest.step,
+            found.state,
+            found.role["own"],
+            {**(manifest.cursor or {}), **found.role["position"]},
+            manifest.counters,
+            tuple(codec.decode(row, key=f"c{manifest.c}") for row in manifest.metrics),
+            found.digest,
+            f"role_v1:{seed}:{manifest.step}:{self._world.role}" if part.begins else "",
+        )
 
     def part(self, found: restore.Restored) -> parts.Part:
         """What of the checkpoint this role has taken; told when other roles saved it.

@@ -7,6 +7,7 @@ method is called on the training thread, by all writers of the run alike.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,15 +23,11 @@ from durable_core.engine import heartbeat, restore, uncaught
 from durable_core.engine.beats import Phase
 from durable_core.engine.copies import Fault
 from durable_core.engine.launched import Launched
+from durable_core.engine.parent import die_with
 from durable_core.engine.performer import Performer
 from durable_core.engine.roots import named
 from durable_core.engine.worker import Job
-from durable_core.errors import (
-    RestoreError,
-    TierUnavailable,
-    UsageError,
-)
-from durable_core.format import codec
+from durable_core.errors import RestoreError, UsageError
 from durable_core.session import assembling
 from durable_core.session.cadence import Meter
 from durable_core.session.committing import Committer
@@ -103,13 +100,16 @@ class Run:
         """Create the run at ``root`` or resume it, under a new generation.
 
         ``external`` names a foreign checkpoint that the script wants to start from (refused beside a
-        history, unless ``resume="fork"``). Raises ``RunBusy`` (a live owner), ``Superseded``,
-        ``RunEnded``, ``RunNotFoundError`` (``must``), ``UsageError`` (``never``),
-        ``SpecMismatchError``, ``NoUsableCheckpoint``, and the tier's errors.
+        history, unless ``resume="fork"``). Under a launcher that has claimed the generation for this process
+        it is that one, and this process tells it how far it is. Raises ``RunBusy`` (a live owner), ``Fenced``
+        (a process of an older attempt), ``Superseded``, ``RunEnded``, ``RunNotFoundError`` (``must``),
+        ``UsageError`` (``never``), ``SpecMismatchError``, ``NoUsableCheckpoint``, and the tier's errors.
         """
         world, settings, clock = world or World.solo(), settings or Settings(), clock or SystemClock()
         launched = Launched.of()
         uncaught.install(launched)
+        if launched.attempt:  # under plain torchrun it would train on when its agent is killed
+            die_with(os.getppid())
         reporter = Reporter.here(launched, clock, named(root))
         tier = open_tier(root)
         spec = spec or RunSpec(roles=world.roles, promise=settings.promise)
@@ -214,21 +214,9 @@ class Run:
 
     def _accept(self, found: restore.Restored, seconds: float) -> Loaded:
         manifest = found.manifest
-        part = self._restorer().part(found)
-        metrics = tuple(codec.decode(row, key=f"c{manifest.c}") for row in manifest.metrics)
-        self._curve.restore(metrics)
-        self.integrity.begin(manifest.step, metrics)
-        self._loaded = Loaded(
-            manifest.c,
-            manifest.step,
-            found.state,
-            found.role["own"],
-            {**(manifest.cursor or {}), **found.role["position"]},
-            manifest.counters,
-            metrics,
-            found.digest,
-            f"role_v1:{self.seed}:{manifest.step}:{self.world.role}" if part.begins else "",
-        )
+        self._loaded = loaded = self._restorer().loaded(found, self.seed)
+        self._curve.restore(loaded.metrics)
+        self.integrity.begin(manifest.step, loaded.metrics)
         now = self.clock.now()
         point = self._opening.restore
         self.board.restored(manifest.c, manifest.step, now, point.tiers if point is not None else ())
@@ -240,7 +228,7 @@ class Run:
         self._faults = damaged(found.faults, self._stores.home.name)
         for fault in self._faults:
             self.board.emit(events.CopyDamaged(now, fault.place, fault.object, fault.reason))
-        return self._loaded
+        return loaded
 
     def confirm(self) -> None:
         """After everything was loaded (or nothing had to be): all writers hold the same checkpoint.
@@ -326,7 +314,7 @@ class Run:
         self.integrity.before_saving()
         if cursor is not None and self.world.coordinator:  # it is the same on all of them
             self._mixture.saving(step, cursor)
-        with self.reporter.within(Phase.SAVE):
+        with self.reporter.within(Phase.SAVE, step):
             return self._active().save(
                 state, role, step=step, due=due or Due(), unchanging=unchanging, cursor=cursor,
                 counters=counters or {}, rows=tuple(rows), wait=wait,
@@ -381,14 +369,8 @@ class Run:
 
     def succeed(self, target: Any = None) -> None:
         """The run is done and its final state committed: append ``run.succeeded`` and wait for it."""
-        active = self._active()
-        self.reporter.enter(Phase.SAVE)
-        if active.copier is not None and not active.copier.finish():
-            raise TierUnavailable(
-                "the final checkpoint is not in the root yet, so the run has not succeeded",
-                hint="run the script again: it goes on with the copy",
-            )
-        active.committer.succeed(target)
+        with self.reporter.within(Phase.SAVE):
+            self._active().succeed(target)
 
     def close(self, timeout: float | None = 600.0) -> None:
         """Flush, stop the background threads and withdraw the heartbeat. Harmless when repeated.
@@ -402,16 +384,9 @@ class Run:
             if saver is not None:
                 saver.close(timeout)
         finally:
-            self._free_memory()
+            self._stores.close(needed=self.board.only_in_memory)
             if beating is not None:
                 beating.stop()
-
-    def _free_memory(self) -> None:
-        """Snapshots are of no more use when the newest is a checkpoint as well."""
-        needed = self.board.only_in_memory
-        self._stores.pool.close(remove=not needed)
-        if self._stores.memory is not None and not needed:
-            self._stores.memory.free()
 
     def _active(self) -> Saver:
         if self._saver is not None:

@@ -14,7 +14,7 @@ from durable_core.commit.request import Deadlines, SaveAborted, SaveOutcome, Sav
 from durable_core.engine import probe
 from durable_core.engine.sealing import segment
 from durable_core.engine.staged import StagedShard
-from durable_core.errors import DurableError, MemoryShortageError, RpoBreachedError
+from durable_core.errors import DurableError, MemoryShortageError, RpoBreachedError, TierUnavailable
 from durable_core.format import codec, ledger
 from durable_core.session.cadence import Limits, Meter, Pacer, read_history
 from durable_core.session.committing import Committer
@@ -284,6 +284,15 @@ class Saver:
         self.committer.lower_promise(was, to, reason)
 
     # --- ending ------------------------------------------------------------------------------
+
+    def succeed(self, target: Any) -> None:
+        """Record it. ``TierUnavailable`` while the final checkpoint is only on the disk in front."""
+        if self.copier is not None and not self.copier.finish():
+            raise TierUnavailable(
+                "the final checkpoint is not in the root yet, so the run has not succeeded",
+                hint="run the script again: it goes on with the copy",
+            )
+        self.committer.succeed(target)
 
     def flush(self, timeout: float | None) -> bool:
         self.snapshots.settle()

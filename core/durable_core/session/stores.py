@@ -60,6 +60,12 @@ class Stores:
         """For one restore: ``faster`` before the places."""
         return Sources([*faster, *map(TierSource, self.places)])
 
+    def close(self, *, needed: bool) -> None:
+        """``needed``: a snapshot in memory is newer than the newest checkpoint; else all are freed."""
+        self.pool.close(remove=not needed)
+        if self.memory is not None and not needed:
+            self.memory.free()
+
 
 def open_stores(
     home: Tier, tiers: Tiers, *, known_as: str, run_id: str, generation: int, role: str, slots: int

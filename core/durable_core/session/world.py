@@ -8,11 +8,13 @@ process group anyway.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
-from durable_core.errors import DurableError, rebuilt
+from durable_core.errors import DurableError, UsageError, rebuilt
 
 T = TypeVar("T")
 
@@ -20,6 +22,27 @@ T = TypeVar("T")
 def role_name(replica: int) -> str:
     """The logical name of data-parallel replica ``replica``; keys carry it, never a rank."""
     return f"dp{replica}"
+
+
+def collective_timeout(environ: Mapping[str, str] = os.environ) -> timedelta | None:
+    """How long a collective may wait: what the environment says, ``DURABLE_COLLECTIVE_TIMEOUT_S`` in seconds;
+    ``None``: nothing.
+
+    For ``init_process_group(timeout=)``, ``new_group(timeout=)`` and ``DDPStrategy(timeout=)``, all of which
+    take ``None`` for torch's own default: torch reads no environment for it, so a group that a script makes
+    without it waits as long as that (30 minutes under gloo, 10 under NCCL). ``UsageError`` for what is no
+    positive number.
+    """
+    text = environ.get("DURABLE_COLLECTIVE_TIMEOUT_S", "")
+    if not text:
+        return None
+    try:
+        timeout = timedelta(seconds=float(text))
+    except (ValueError, OverflowError):
+        timeout = timedelta(0)
+    if timeout <= timedelta(0):
+        raise UsageError(f"DURABLE_COLLECTIVE_TIMEOUT_S={text!r}", hint="a positive number of seconds")
+    return timeout
 
 
 @dataclass(frozen=True)
