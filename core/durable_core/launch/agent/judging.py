@@ -56,10 +56,11 @@ class Judge:
             return Verdict(1, f"{ended.cause.value}; its own output says why")
         finding = classify(self._evidence(ended, state, books))
         decision = self._decide(state, finding)
-        if books is not None and over is None:
-            self._record(books, state, finding, decision)
-        elif books is not None:
-            self._sum_up(books)
+        if over is None:
+            lapse = Lapse(op_id=self.clock.new_id(), **retry.record(state, finding, decision))
+            self._unrecorded.append(lapse)
+        if books is not None:
+            self._record(books, decision) if over is None else self._sum_up(books)
         return self._verdict(books, decision)
 
     # --- what is known -----------------------------------------------------------------------
@@ -123,10 +124,8 @@ class Judge:
         chance = int(self.clock.new_id()[:8], 16) / 2**32
         return retry.decide(state, finding, self.policy, jitter=chance, now=self.clock.now())
 
-    def _record(self, books: Books, state: RunState, finding: Finding, decision: retry.Decision) -> None:
-        """Once, and what could not be recorded before with it. In doubt is told: the next call finds out."""
-        line = retry.record(state, finding, decision)
-        self._unrecorded.append(Lapse(op_id=self.clock.new_id(), **line))
+    def _record(self, books: Books, decision: retry.Decision) -> None:
+        """What is not recorded yet, once. In doubt is told: the next call finds out."""
         try:
             token = books.mine()
             while token is not None and self._unrecorded:
@@ -154,7 +153,7 @@ class Judge:
             except (TierError, FencedError) as error:
                 self.say(f"that the run has failed is not recorded: {error}")
         return Verdict(
-            decision.exit_code, f"{known}, {decision.failure.title}: {decision.reason}", reason=known
+            decision.exit_code, f"{known}, {decision.failure.called}: {decision.reason}", reason=known
         )
 
     def _finished(self, books: Books | None) -> Verdict:
