@@ -16,6 +16,7 @@ from typing import Any
 
 from durable_core.commit.state import Failure, RunState
 from durable_core.engine.beats import Beat, Phase
+from durable_core.engine.uncaught import EXIT_NUMERIC
 from durable_core.engine.words import Facts, Member
 from durable_core.launch.classes import DRAINED, IN_FLIGHT, F
 from durable_core.launch.evidence import Unfit
@@ -231,7 +232,8 @@ def _failed(seen: Observation, terms: Terms) -> Due | None:
         if member.exit not in (None, 0, DRAINED):
             ended = f"rank {member.rank} ended with {member.exit}"
             evidence = {"rank": member.rank, "host": member.host, "exit": member.exit}
-            return Due(Event.MEMBER_FAILED, ended, evidence)
+            wrong = member.exit == EXIT_NUMERIC
+            return Due(Event.NUMERICS_INVALID if wrong else Event.MEMBER_FAILED, ended, evidence)
     ending = _any_in(seen, _ENDING)
     if ending is None:
         return None

@@ -1,6 +1,7 @@
 """L5. ``python -m durable_core.launch.controller RUN_DIR --launch-id ID``: started by the agent of node 0.
 
-Ends with 76 when another controller has taken over, with 0 at SIGTERM and when whoever started it is gone.
+Ends with 76 when another controller has taken over, with 0 at SIGTERM and when whoever started it, or the run
+directory, is gone.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             lambda root: Office(root, clock, args.launch_id, deadline_s=DEADLINE_S),
             root=args.root, secrets=secrets_of(os.environ),
         )  # fmt: skip
-        controller.run(lambda: ended.is_set() or os.getppid() != parent, ended.wait)
+        controller.run(
+            lambda: ended.is_set() or os.getppid() != parent or not args.run_dir.is_dir(), ended.wait
+        )
         controller.close()
     except Fenced as error:
         sys.stderr.write(f"durable-controller: {error}\n")
