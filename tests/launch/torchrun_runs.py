@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT = Path(__file__).with_name("gloo_writer.py")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "durable")
+#: Level 1 is the plugin under torch's own launcher, level 2 ours.
+COMMANDS = {
+    1: (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "durable"),
+    2: (sys.executable, "-m", "durable_core.cli", "launch", "--rdzv-backend", "c10d"),
+}
 
 
 class Logs:
@@ -80,17 +84,14 @@ def free_port() -> int:
 
 
 def agent(
-    directory: Path, name: str, *flags: str, script: tuple[str, ...], environ: dict[str, str] | None = None
+    directory: Path, name: str, *flags: str, script: tuple[str, ...], level: int = 1
 ) -> subprocess.Popen[bytes]:
     """An agent in a session of its own, its output in ``directory/name.out``."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **(environ or {})}
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (directory / f"{name}.out").open("ab") as out:
+        command = [*COMMANDS[level], *flags, *script]
         return subprocess.Popen(
-            [*TORCHRUN, *flags, *script],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
+            command, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
         )
 
 

@@ -1,8 +1,9 @@
-"""Kills under plain torchrun with the plugin: one of two workers, or one of two agents, again and again.
+"""Kills of one of two workers, or of one of two agents, again and again, under plain torchrun with the plugin
+(level 1) or ``durable launch`` (level 2).
 
-``python tests/torture/torchrun_kills.py workers|agents [--kills 20] [--seed 1]`` prints JSON: how many
-restarts were clean (one new attempt, all ranks stepping), the seconds from each kill to the first new step,
-and whether weights and samples are those of an uninterrupted run.
+``python tests/torture/launcher_kills.py workers|agents [--level 1] [--kills 20] [--seed 1]`` prints JSON: how
+many restarts were clean (one new attempt, all ranks stepping), the seconds from each kill to the first new
+step, and whether weights and samples are those of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def control(directory: Path, steps: int) -> Logs:
 
 
 class Kills:
-    def __init__(self, directory: Path, steps: int, chance: random.Random) -> None:
-        self.directory, self.steps, self.chance = directory, steps, chance
+    def __init__(self, directory: Path, steps: int, chance: random.Random, level: int) -> None:
+        self.directory, self.steps, self.chance, self.level = directory, steps, chance, level
         self.logs = Logs(directory / "run", 2)
         self.script = (str(SCRIPT), str(directory / "root"), str(steps), str(self.logs.prefix), "0.05")
         self.times: list[float] = []
@@ -88,7 +89,7 @@ class OfWorkers(Kills):
     def run(self, kills: int) -> None:
         process = agent(
             self.directory, "agent", "--rdzv-endpoint", "localhost:0", "--nproc-per-node", "2",
-            "--max-restarts", str(kills + 20), script=self.script,
+            "--max-restarts", str(kills + 20), script=self.script, level=self.level,
         )  # fmt: skip
         for number in range(kills):
             until(lambda: self.logs.stepping(), WAIT_S, "the first steps")
@@ -106,7 +107,7 @@ class OfAgents(Kills):
         self.agents[node] = agent(
             self.directory, f"agent{node}", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", "two",
             "--nnodes", "2", "--nproc-per-node", "1", "--local-addr", "127.0.0.1", "--max-restarts", "100",
-            script=self.script,
+            script=self.script, level=self.level,
         )  # fmt: skip
 
     def run(self, kills: int) -> None:
@@ -135,6 +136,7 @@ def main() -> None:
     parser.add_argument("what", choices=("workers", "agents"))
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--level", type=int, choices=(1, 2), default=1)
     parser.add_argument("--keep", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="durable-kills-") as name:
@@ -144,9 +146,10 @@ def main() -> None:
         with cleaned(directory):
             wanted = control(directory, steps)
             kind = {"workers": OfWorkers, "agents": OfAgents}[asked.what]
-            kills = kind(directory, steps, random.Random(asked.seed))
+            kills = kind(directory, steps, random.Random(asked.seed), asked.level)
             kills.run(asked.kills)
-            print(json.dumps({"what": asked.what, **kills.report(wanted, asked.kills)}, indent=1))
+            told = {"what": asked.what, "level": asked.level, **kills.report(wanted, asked.kills)}
+            print(json.dumps(told, indent=1))
 
 
 if __name__ == "__main__":
