@@ -116,8 +116,8 @@ def written(requirements: tuple[Requirement, ...]) -> str:
     lines = [
         "# Traceability",
         "",
-        "Made by `python tools/traceability.py` from `tests/traceability/requirements.json`; a test checks that",
-        "the two agree and that every test named here exists.",
+        "Made by `python tools/traceability.py` from `tests/traceability/requirements.json`;",
+        "a test checks that the two agree and that every test named here exists.",
         "",
         f"{len(requirements)} requirements: {covered} with tests, {partly} of them in part; "
         f"{len(requirements) - covered} without, with the reason.",

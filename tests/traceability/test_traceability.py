@@ -20,9 +20,8 @@ def test_every_named_test_exists() -> None:
     assert not list(faults(load()))
 
 
-ONE = Requirement(
-    "SPEC-01", "one", ("tests/traceability/test_traceability.py::test_every_named_test_exists",)
-)
+HERE = "tests/traceability/test_traceability.py"
+ONE = Requirement("SPEC-01", "one", (f"{HERE}::test_every_named_test_exists",))
 
 
 @pytest.mark.parametrize(
