@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from durable_core.clock import SystemClock
+from durable_core.commit.claim import create_run
+from durable_core.commit.journal import replay
+from durable_core.engine.performer import Performer
+from durable_core.tier.posix import PosixTier
+from durable_core.types import Promise
 
 QUICK = Path(__file__).parent / "quick_worker.py"
 DEADLINE_S = 60.0
@@ -21,6 +26,20 @@ CLOCK = SystemClock()
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["durable_core.launch.agent.main"])
+
+
+def new_run(root: Path) -> Path:
+    """A run that nobody has trained yet."""
+    root.mkdir()
+    performer = Performer(PosixTier(root), CLOCK)
+    digest = "sha256:" + "0" * 64
+    spec = {"roles": ["dp0", "dp1"], "cancel_authority": ["operator"]}
+    create = create_run(
+        performer.run(replay()), launch_id="test", run_id="run", spec=spec, spec_digest=digest, seed=1,
+        promise=Promise.BITWISE,
+    )  # fmt: skip
+    performer.run(create)
+    return root
 
 
 @dataclass

@@ -8,30 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from durable_core.clock import SystemClock
-from durable_core.commit.claim import create_run
-from durable_core.commit.journal import replay
 from durable_core.engine.inspect import open_run
-from durable_core.engine.performer import Performer
-from durable_core.tier.posix import PosixTier
-from durable_core.types import Promise
-from tests.launch.launching import gone, kill, launched, until
+from tests.launch.launching import gone, kill, launched, new_run, until
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A run that nobody has trained yet."""
-    path = tmp_path / "root"
-    path.mkdir()
-    performer = Performer(PosixTier(path), SystemClock())
-    digest = "sha256:" + "0" * 64
-    spec = {"roles": ["dp0", "dp1"], "cancel_authority": ["operator"]}
-    create = create_run(
-        performer.run(replay()), launch_id="test", run_id="run", spec=spec, spec_digest=digest, seed=1,
-        promise=Promise.BITWISE,
-    )  # fmt: skip
-    performer.run(create)
-    return path
+    return new_run(tmp_path / "root")
 
 
 def test_a_killed_worker_is_replaced_with_its_whole_group(tmp_path: Path) -> None:

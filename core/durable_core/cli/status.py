@@ -61,6 +61,7 @@ def status(root: str) -> Answer:
         },
         "draining": state.draining,
         "terminal": state.terminal and {"outcome": state.terminal.outcome, **state.terminal.detail},
+        "summary": state.summary and {"key": state.summary.key, "digest": state.summary.digest},
         "in_doubt": reader.view.doubt.seq if reader.view.doubt else None,
         "voids": len(reader.view.voids),
         "data": _data(state),
