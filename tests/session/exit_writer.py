@@ -1,0 +1,41 @@
+"""A plain loop that ends as it is told to: ``exit_writer.py ROOT term|fenced|error``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from durable_core import DurableSession
+from durable_core.clock import SystemClock
+from durable_core.commit.claim import claim_generation
+from durable_core.commit.journal import EMPTY
+from durable_core.engine.performer import Performer
+from durable_core.tier.posix import PosixTier
+
+
+def main(root: str, ends: str) -> None:
+    torch.set_num_threads(1)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with DurableSession.open(root, state={"model": model, "optimizer": optimizer}) as session:
+        while session.steps < 1_000_000 if ends == "term" else session.steps < 3:
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).mean().backward()
+            optimizer.step()
+            session.step()
+            if session.steps == 3:
+                print("trained", flush=True)
+        if ends == "error":
+            raise RuntimeError("mine")
+        if ends == "fenced":
+            performer = Performer(PosixTier(Path(root)), SystemClock())
+            claim = claim_generation(EMPTY, launch_id="other", members=("dp0",), takeover=True)
+            performer.run(claim)
+            session.save(wait=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
