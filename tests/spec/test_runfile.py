@@ -49,10 +49,10 @@ def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
 
 
 def test_the_frozen_copy_states_what_the_file_states_and_no_default(tmp_path: Path) -> None:
-    file = runfile.read(EXAMPLE).freeze()
     copy = tmp_path / "frozen.json"
-    copy.write_text(json.dumps(file.to_json()))
+    file = runfile.freeze(EXAMPLE, copy)
     again = runfile.read(copy)
+    assert [path.name for path in tmp_path.iterdir()] == ["frozen.json"]
     assert (again.spec, again.document, again.digest()) == (file.spec, file.document, file.digest())
     assert "accumulation" not in again.document and not again.states("seed")
 

@@ -5,8 +5,8 @@ the run, who takes part, what must be recoverable, what it may use up, who may c
 script itself (model, data, batch) must be true of it. ``MANDATORY`` is what a launched run must not leave
 open.
 
-The launcher hands the workers a frozen copy (``Declared.freeze``, ``Declared.to_json``) that holds what the
-file states and nothing else: a default that was never written down binds nobody.
+The launcher hands the workers a frozen copy (``freeze``) that holds what the file states and nothing else: a
+default that was never written down binds nobody.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ import yaml
 
 from durable_core.errors import FormatError, SpecMismatchError, UsageError
 from durable_core.spec import codec
-from durable_core.spec.canonical import digest_of, flatten
+from durable_core.spec.canonical import canonical, digest_of, flatten
 from durable_core.spec.model import RunSpec
 from durable_core.spec.rules import Rule, is_later, rule_of
 from durable_core.spec.secrecy import looks_secret
-from durable_core.types import Promise
 
 #: A run file is written by a person.
 MAX_BYTES = 1 << 20
@@ -111,6 +110,16 @@ def read(path: str | Path) -> Declared:
     return parse(raw, source=str(path))
 
 
+def freeze(path: str | Path, into: Path) -> Declared:
+    """Read a run file, refuse what may not be launched (``Declared.freeze``), and write the frozen copy that
+    the workers are told of (``DURABLE_SPEC``) to ``into``: the file itself may change while they train."""
+    declared = read(path).freeze()
+    new = into.with_name(into.name + ".new")
+    new.write_bytes(canonical(declared.to_json()))
+    new.replace(into)
+    return declared
+
+
 def parse(raw: Any, *, source: str = "") -> Declared:
     """As ``read``, for a document already at hand."""
     if not isinstance(raw, Mapping):
@@ -183,11 +192,6 @@ def _disagreements(
     membership = declared.spec.membership
     if membership is not None and not membership.admits(len(derived.roles)):
         yield "membership.fixed" if membership.fixed is not None else "membership.elastic"
-
-
-def promise_of(declared: Declared) -> Promise | None:
-    """The promise that the file states, if it does."""
-    return declared.spec.promise if declared.states("promise") else None
 
 
 def _overlaid(base: Any, stated: Any) -> Any:
