@@ -21,9 +21,9 @@ from durable_core.format.record import Kind, Record
 from durable_core.launch.books import record_name
 from durable_core.launch.controller.loop import Controller, Settings
 from durable_core.launch.controller.office import Office
+from durable_core.launch.invariants import Terms
 from durable_core.launch.liveness import Limit, Limits
 from durable_core.launch.machine import GroupPhase
-from durable_core.launch.reconcile import Terms
 from durable_core.tier.base import Tier
 from durable_core.tier.posix import PosixTier
 from durable_core.types import Promise, Token
@@ -213,9 +213,9 @@ class World:
     def office(self, root: str, kind: type[Office] = Office) -> Office:
         return kind(root, self.clock, LAUNCH, deadline_s=30.0, open_tier=lambda _: self.tier)
 
-    def running(self, controller: Controller) -> None:
+    def running(self, controller: Controller, *, spec: dict[str, Any] | None = None) -> None:
         """Up to RUNNING, in generation 1, at step 2."""
-        self.create()
+        self.create(spec)
         self.begin()
         self.opened()
         self.group()

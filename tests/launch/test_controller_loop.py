@@ -15,6 +15,8 @@ from durable_core.errors import Fenced, TierUnavailable
 from durable_core.format.record import Kind
 from durable_core.launch.controller import report
 from durable_core.launch.machine import GroupPhase
+from durable_core.spec import Goal, RecoveryGoals, RunSpec
+from durable_core.spec.codec import encode
 
 STACK = """Current thread 0x0000000000000001 (most recent call first):
   File "/x/train.py", line 3 in stuck
@@ -181,6 +183,28 @@ def test_wrong_numbers_are_a_matter_of_health_while_the_group_trains_on(world):
     controller.step()
     (violation,) = latest(world, controller)["violations"]
     assert (violation["invariant"], violation["rank"], violation["failure"]) == ("health", 1, "F12")
+    assert world.states()[-1] == "suspect" and world.requests() == []
+
+
+@pytest.mark.parametrize(
+    ("goal", "words"), [({"rpo_steps": 4}, "5 steps"), ({"rpo_seconds": 3.0}, "for 4 s")]
+)
+def test_more_at_risk_than_declared_breaks_durability(world, goal, words):
+    controller = world.controller()
+    recovery = RecoveryGoals(goals=(Goal("process", rpo_steps=1), Goal("host", **goal)))
+    world.running(controller, spec=encode(RunSpec(seed=1, recovery=recovery)))
+    world.commit(2)
+    world.clock.wall += 1.0
+    world.steps(6)
+    world.group()
+    controller.step()
+    assert world.states()[-1] == "running"
+    world.clock.wall += 3.0 - (0.5 if "rpo_steps" in goal else 0.0)
+    world.steps(7)
+    world.group()
+    controller.step()
+    (violation,) = latest(world, controller)["violations"]
+    assert violation["invariant"] == "durability" and words in violation["reason"]
     assert world.states()[-1] == "suspect" and world.requests() == []
 
 
@@ -384,6 +408,22 @@ def test_the_last_checkpoint_is_never_demoted(world):
     for _ in range(3):
         fail_in_probation(world, controller, "F13")
     assert world.state.checkpoints[0].usable
+
+
+def test_a_mismatch_keeps_a_restore_on_probation(world):
+    """VERIF-04: that the process is up proves nothing."""
+    controller = world.controller()
+    world.running(controller)
+    world.begin()
+    world.group()
+    world.steps(0)
+    controller.step()
+    world.failed("F13", step=1)
+    for step in range(1, 9):
+        world.steps(step)
+        controller.step()
+    assert world.states()[-1] == "probation"
+    assert latest(world, controller)["violations"][0]["invariant"] == "health"
 
 
 def test_a_straggler_is_drained_once_if_declared(world):

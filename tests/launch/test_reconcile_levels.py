@@ -19,8 +19,9 @@ from durable_core.format.record import Kind, Record
 from durable_core.launch.classes import F
 from durable_core.launch.controller import asking
 from durable_core.launch.controller.office import Office
+from durable_core.launch.invariants import Invariant, Observation, Violation
 from durable_core.launch.machine import GroupPhase, State, current, move
-from durable_core.launch.reconcile import Invariant, Observation, Violation, due, operation
+from durable_core.launch.reconcile import due, operation
 from durable_core.tier.memory import MemoryTier
 
 # --- observations, lost and repeated and out of order ------------------------------------------

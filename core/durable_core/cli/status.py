@@ -24,7 +24,7 @@ from durable_core.launch import declared, past, retry
 from durable_core.launch.classes import Unit
 from durable_core.launch.controller import report
 from durable_core.launch.controller.report import Report
-from durable_core.launch.machine import ACTIVE, State, current
+from durable_core.launch.machine import ACTIVE, TERMINAL, State, current
 from durable_core.launch.quarantine import quarantined
 from durable_core.spec.codec import decode
 
@@ -147,9 +147,10 @@ def _judged(state: RunState, told: Report | None, now: float) -> tuple[str, str]
 
 def _controller(state: RunState, told: Report, now: float) -> dict[str, Any]:
     document, phase = told.document, state.phase
+    since = phase.time if phase is not None else document.get("since")
     return {
         "state": current(state).value,
-        "since": phase.time if phase is not None else document.get("since"),
+        "since": since if state.terminal is None else None,
         "reason": "" if phase is None else phase.payload["reason"],
         "evidence": {} if phase is None else phase.payload["evidence"],
         "report_age_s": round(told.age_s(now), 1),
@@ -232,7 +233,9 @@ def _integrity(state: RunState) -> dict[str, Any]:
         "known_good": None if newest is None else {"c": newest.c, "step": newest.step},
         "scrubs": state.scrubs,
         "detectors": [
-            {**asdict(row), "on": row.detector in on if on else None} for row in coverage(Integrity())
+            # one without a window vindicates nothing, so that no mark names it
+            {**asdict(row), "on": row.on if not row.window else row.detector in on if on else None}
+            for row in coverage(Integrity())
         ],
         "limits": LIMITS,
     }  # fmt: skip
@@ -287,6 +290,8 @@ def _line(name: str, value: Mapping[str, Any]) -> str | None:
 def _watched(control: Mapping[str, Any]) -> list[Table | str]:
     since = "" if control["since"] is None else f" since {when(control['since'])}"
     parts: list[Table | str] = [f"{control['state']}{since}  {control['reason']}".rstrip()]
+    if control["state"] in (state.value for state in TERMINAL):
+        return parts
     if control["stale"]:
         age = f"{control['report_age_s']:.0f} s"
         parts.append(f"the controller has not reported for {age}: what follows is old")
@@ -333,9 +338,10 @@ def _rows(found: list[Mapping[str, Any]], cells: _Cells) -> list[Table]:
 def _detectors(integrity: Mapping[str, Any]) -> list[Table | str]:
     words = {True: "on", False: "off", None: "not known"}
     rows = [
-        (one["detector"], words[one["on"]], one["covers"], one["misses"]) for one in integrity["detectors"]
+        (one["detector"], words[one["on"]], one["period"], one["covers"], one["misses"])
+        for one in integrity["detectors"]
     ]
-    return [Table(("detector", "is", "covers", "does not cover"), rows), integrity["limits"]]
+    return [Table(("detector", "is", "every", "covers", "does not cover"), rows), integrity["limits"]]
 
 
 # --- mixtures --------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from durable_core.launch.classes import F
+from durable_core.launch.invariants import Terms
 from durable_core.launch.retry import Policy
 from durable_core.spec import Budgets, RunSpec
 
@@ -19,6 +22,23 @@ def policy(spec: RunSpec) -> Policy:
         backoff_max_s=failure.backoff_max_seconds,
         repeats_elsewhere=failure.repeat_threshold,
         limits=limits(spec.budgets),
+    )
+
+
+def terms(spec: RunSpec, given: Terms) -> Terms:
+    """What the controller holds a run to; ``given`` for what the spec leaves open.
+
+    Of goals for several domains the loosest counts, and none for ``process``: what its memory keeps is seen
+    by the workers alone, and they watch every single goal themselves.
+    """
+    goals = [goal for goal in spec.recovery.goals if goal.domain != "process"]
+    steps = [goal.rpo_steps for goal in goals if goal.rpo_steps is not None]
+    seconds = [goal.rpo_seconds for goal in goals if goal.rpo_seconds is not None]
+    return replace(
+        given,
+        probation_steps=max(given.probation_steps, spec.recovery.probation_steps),
+        rpo_steps=max(steps, default=None),
+        rpo_s=max(seconds, default=None),
     )
 
 

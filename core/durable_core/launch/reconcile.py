@@ -7,91 +7,29 @@ second controller that knows nothing but the journal goes on where the first one
 
 from __future__ import annotations
 
-import enum
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from durable_core.commit.state import Failure, RunState
-from durable_core.engine.beats import Beat, Phase
+from durable_core.commit.state import RunState
+from durable_core.engine.beats import Phase
 from durable_core.engine.uncaught import EXIT_NUMERIC
-from durable_core.engine.words import Facts, Member
+from durable_core.engine.words import Facts
 from durable_core.launch.classes import DRAINED, IN_FLIGHT, F
-from durable_core.launch.evidence import Unfit
+from durable_core.launch.invariants import (
+    NUMERIC,
+    Invariant,
+    Observation,
+    Terms,
+    Violation,
+    class_of,
+    failures,
+    violations,
+    wrong_numbers,
+)
 from durable_core.launch.machine import Event, GroupPhase, State, current
-
-
-class Invariant(str, enum.Enum):
-    """What holds of a run that is RUNNING (REC-05)."""
-
-    MEMBERSHIP = "membership"  # exactly the members of this generation, all heard of
-    HEALTH = "health"  # no confirmed probe failure, numbers finite
-    PROGRESS = "progress"  # no member stands still
-    DURABILITY = "durability"  # no more is unrecoverable than declared
-
-
-@dataclass(frozen=True)
-class Violation:
-    """``for_s``: for how long; ``confirmed``: beyond its hard limit, for which a group may be ended."""
-
-    invariant: Invariant
-    reason: str
-    rank: int | None = None
-    for_s: float = 0.0
-    confirmed: bool = False
-    failure: F | None = None
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """``join_s``: for all members to join; ``drain_s``: for a planned stop; ``diagnosis_s``: between a
-    suspicion and the end of a group, so that stacks can be written; ``silence_s``: several missed reports of
-    an agent; ``probation_steps``: verified steps after a restore."""
-
-    join_s: float = 600.0
-    drain_s: float = 300.0
-    diagnosis_s: float = 2.0
-    silence_s: float = 5.0
-    probation_steps: int = 2
-
-
-@dataclass(frozen=True)
-class Observation:
-    """``facts`` by node, ``beats`` by rank; ``time``: wall clock, as in facts; ``in_state_s``: for how long
-    this controller has seen the run in its state; ``found``: violations that take more than this to see
-    (``controller.watching``); ``evict``: the node that is to be left at the next boundary, if any."""
-
-    run: RunState
-    facts: Mapping[int, Facts] = field(default_factory=dict)
-    beats: Mapping[int, Beat] = field(default_factory=dict)
-    time: float = 0.0
-    in_state_s: float = 0.0
-    found: tuple[Violation, ...] = ()
-    evict: Unfit | None = None
-
-    @property
-    def groups(self) -> tuple[Facts, ...]:
-        """What agents say of the live generation; what one still says of the group before is left out."""
-        return tuple(
-            facts for _, facts in sorted(self.facts.items())
-            if facts.generation in (None, self.run.generation)
-        )  # fmt: skip
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        return tuple(member for group in self.groups for member in group.members)
-
-    @property
-    def expected(self) -> int:
-        return max((group.expected for group in self.groups), default=0)
-
-    @property
-    def live_beats(self) -> Mapping[int, Beat]:
-        """Those of the live generation."""
-        return {rank: beat for rank, beat in self.beats.items() if beat.generation == self.run.generation}
 
 
 @dataclass(frozen=True)
@@ -119,82 +57,6 @@ def operation(run: RunState, event: Event) -> str:
     anchor = "" if run.phase is None else run.phase.op_id
     parts = (run.run_id, str(run.generation), anchor, event.value)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-
-
-# --- what is violated ------------------------------------------------------------------------
-
-
-def violations(seen: Observation, terms: Terms) -> tuple[Violation, ...]:
-    """All that is, worst first: confirmed ones, then in the order of ``Invariant``."""
-    order = list(Invariant)
-    every = (*_membership(seen, terms), *_health(seen), *seen.found)
-    return tuple(sorted(every, key=lambda one: (not one.confirmed, order.index(one.invariant), -one.for_s)))
-
-
-def _membership(seen: Observation, terms: Terms) -> Iterator[Violation]:
-    """Doubts, all of them: a member that is not heard of is not dead for that (FENCE-05)."""
-    if not seen.groups:
-        yield Violation(Invariant.MEMBERSHIP, f"no agent has a group of generation {seen.run.generation}")
-        return
-    for node, facts in sorted(seen.facts.items()):
-        age = seen.time - facts.time
-        if facts in seen.groups and age > terms.silence_s:
-            yield Violation(
-                Invariant.MEMBERSHIP, f"the agent of node {node} has not reported for {age:.0f} s", for_s=age,
-                evidence={"node": node},
-            )  # fmt: skip
-    present = {member.rank for member in seen.members}
-    for rank in sorted(set(range(seen.expected)) - present):
-        yield Violation(Invariant.MEMBERSHIP, f"rank {rank} is not there", rank)
-    for member in seen.members:
-        if member.exit in (0, DRAINED):
-            yield Violation(
-                Invariant.MEMBERSHIP, f"rank {member.rank} ended with {member.exit}, and the run has no end",
-                member.rank,
-            )  # fmt: skip
-        beat = seen.beats.get(member.rank)
-        if beat is not None and beat.pid == member.pid and beat.generation < seen.run.generation:
-            yield Violation(
-                Invariant.MEMBERSHIP,
-                f"rank {member.rank} is of generation {beat.generation}, not {seen.run.generation}",
-                member.rank,
-                evidence={"pid": member.pid, "host": member.host},
-            )
-
-
-def _health(seen: Observation) -> Iterator[Violation]:
-    """Numbers that were found wrong, while the group trains on because its policy says so."""
-    for failure in failures(seen.run):
-        kind = class_of(failure)
-        if kind in _NUMERIC:
-            yield Violation(
-                Invariant.HEALTH, f"{kind.value} ({kind.title}) was recorded",
-                rank=noted(failure, "culprit"), for_s=max(0.0, seen.time - failure.time), failure=kind,
-                evidence={"seq": failure.seq, "step": failure.payload.get("step")},
-            )  # fmt: skip
-
-
-_NUMERIC = (F.F12, F.F13)
-
-
-def failures(run: RunState) -> Iterator[Failure]:
-    """Those recorded in the live generation, newest first."""
-    for failure in reversed(run.failures):
-        if failure.generation != run.generation:
-            return
-        yield failure
-
-
-def noted(failure: Failure, name: str) -> Any:
-    """What its evidence says of ``name`` (``retry.record``); ``None``: nothing."""
-    evidence = failure.payload["evidence"]
-    return evidence.get(name) if isinstance(evidence, Mapping) else None
-
-
-def class_of(failure: Failure) -> F:
-    """``F1``, the unknown one, for a class that this version does not know."""
-    known: Mapping[str, F] = {each.value: each for each in F}
-    return known.get(failure.payload["class"], F.F1)
 
 
 # --- what is due -----------------------------------------------------------------------------
@@ -241,7 +103,7 @@ def _failed(seen: Observation, terms: Terms) -> Due | None:
         kind = class_of(failure)
         if kind in IN_FLIGHT or kind is F.F4:
             continue
-        event = Event.NUMERICS_INVALID if kind in _NUMERIC else Event.MEMBER_FAILED
+        event = Event.NUMERICS_INVALID if kind in NUMERIC else Event.MEMBER_FAILED
         if kind is F.F13 and current(seen.run) is State.PROBATION:
             event = Event.DISPROVEN
         evidence = {"failure": failure.op_id, "class": kind.value, "step": failure.payload.get("step")}
@@ -295,7 +157,7 @@ def _proven(seen: Observation, terms: Terms) -> Due | None:
     """Steps that every member has done since, with nothing found against them."""
     beats = seen.live_beats
     base, k = restored_step(seen.run), terms.probation_steps
-    if seen.expected == 0 or len(beats) < seen.expected or any(_health(seen)):
+    if seen.expected == 0 or len(beats) < seen.expected or any(wrong_numbers(seen)):
         return None
     steps = min(beat.step for beat in beats.values()) - base
     if steps < k:

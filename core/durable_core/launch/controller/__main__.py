@@ -21,8 +21,8 @@ from durable_core.launch.classes import FENCED
 from durable_core.launch.controller.incident import secrets_of
 from durable_core.launch.controller.loop import DEADLINE_S, Controller, Settings
 from durable_core.launch.controller.office import Office
+from durable_core.launch.invariants import Terms
 from durable_core.launch.liveness import Limit, Limits
-from durable_core.launch.reconcile import Terms
 
 _PHASES = ("init", "restore", "step", "eval", "save", "exit")
 _TERMS = ("join_s", "drain_s", "diagnosis_s", "silence_s")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from durable_core.commit.state import Failure, RunState
 from durable_core.engine import words
 from durable_core.engine.launched import RunFiles
 from durable_core.engine.words import Facts
-from durable_core.errors import FencedError, LostSlot, TierError
+from durable_core.errors import DurableError, FencedError, LostSlot, TierError
 from durable_core.format import layout
 from durable_core.format.record import Kind
-from durable_core.launch import quarantine
+from durable_core.launch import declared, quarantine
 from durable_core.launch.classes import F, Unit
 from durable_core.launch.controller import incident, looking, report
 from durable_core.launch.controller.asking import ask
@@ -30,20 +31,19 @@ from durable_core.launch.controller.looking import Glimpse
 from durable_core.launch.controller.office import Office
 from durable_core.launch.controller.watching import Watched
 from durable_core.launch.evidence import Unfit
-from durable_core.launch.liveness import Limits
-from durable_core.launch.machine import ACTIVE, Effect, Event, GroupPhase, State, current, move
-from durable_core.launch.reconcile import (
-    Due,
+from durable_core.launch.invariants import (
     Invariant,
     Observation,
     Terms,
     Violation,
-    due,
     failures,
     noted,
-    operation,
     violations,
 )
+from durable_core.launch.liveness import Limits
+from durable_core.launch.machine import ACTIVE, Effect, Event, GroupPhase, State, current, move
+from durable_core.launch.reconcile import Due, due, operation
+from durable_core.spec.codec import decode
 
 #: Seconds between two looks, and for one question to the journal.
 POLL_S = 0.5
@@ -75,6 +75,7 @@ class Controller:
         self.office: Office | None = None
         self._teller: report.Teller | None = None
         self._watched = Watched(settings.limits)
+        self._terms, self._spec = settings.terms, ""
         self._stand: tuple[int, str] = (-1, "")  # generation and op_id of the state that was last seen
         self._stand_since = 0.0
         self._run: RunState | None = None
@@ -135,6 +136,8 @@ class Controller:
 
     def _observe(self, run: RunState, glimpse: Glimpse) -> Observation:
         now = self.clock.monotonic()
+        if run.spec_digest != self._spec:
+            self._spec, self._terms = run.spec_digest, _terms(run, self.settings.terms)
         stand = (run.generation, "" if run.phase is None else run.phase.op_id)
         if stand != self._stand:
             self._stand, self._stand_since = stand, now
@@ -150,7 +153,7 @@ class Controller:
     def _move(self, seen: Observation, glimpse: Glimpse) -> Observation:
         """Every move that is due, one after the other: a look that was missed is made up for."""
         for _ in State:  # no chain is longer; what still is due then is so at the next look
-            next_one = due(seen, self.settings.terms)
+            next_one = due(seen, self._terms)
             if next_one is None:
                 return seen
             run = self._enter(seen.run, next_one, glimpse)
@@ -209,7 +212,7 @@ class Controller:
         for payload in tuple(quarantine.unrecorded(run)):
             self.office.maintain(Kind.QUARANTINE, payload)
         if run.terminal is None:
-            demoted = quarantine.demotable(run, self.settings.terms.probation_steps)
+            demoted = quarantine.demotable(run, self._terms.probation_steps)
             if demoted is not None:
                 c, reason = demoted
                 self.office.demote(c, f"demoted: it {reason}")
@@ -248,8 +251,7 @@ class Controller:
         if self._teller is None or self.office is None:
             return
         run, now = seen.run, self.clock.monotonic()
-        watched = current(run) in (State.RUNNING, State.SUSPECT)
-        found = violations(seen, self.settings.terms) if watched else seen.found
+        found = violations(seen, self._terms) if current(run) in ACTIVE else ()
         document = {
             "launch_id": self.office.name, "epoch": self.office.epoch, "pid": os.getpid(),
             "host": socket.gethostname(), "run_id": run.run_id, "generation": run.generation,
@@ -263,6 +265,13 @@ class Controller:
             "trouble": self.trouble, "missed": self._teller.missed,
         }  # fmt: skip
         self._teller.tell(document, changing=_CHANGING)
+
+
+def _terms(run: RunState, given: Terms) -> Terms:
+    """A spec of an older or newer library declares nothing that is understood here."""
+    with suppress(DurableError):
+        return declared.terms(decode(run.spec), given)
+    return given
 
 
 def _recent(run: RunState) -> Iterator[Failure]:

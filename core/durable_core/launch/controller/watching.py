@@ -10,10 +10,10 @@ from durable_core.engine.words import Member
 from durable_core.launch.classes import F
 from durable_core.launch.controller.looking import Glimpse
 from durable_core.launch.evidence import Stall
+from durable_core.launch.invariants import Invariant, Observation, Violation
 from durable_core.launch.liveness import Limits, Pace, culprit, judge
 from durable_core.launch.liveness import Violation as Late
 from durable_core.launch.machine import GroupPhase
-from durable_core.launch.reconcile import Invariant, Observation, Violation
 from durable_core.launch.stragglers import Straggler, Watch
 
 _AT_WORK = frozenset({GroupPhase.STARTING, GroupPhase.UP, GroupPhase.DRAINING})
