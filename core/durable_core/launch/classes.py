@@ -10,6 +10,8 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from durable_core.engine.uncaught import EXIT_DRAINED, EXIT_FENCED, EXIT_NUMERIC
+
 
 class F(str, enum.Enum):
     """The classes of failure; the value is what stands in the journal. What each means: ``TABLE``."""
@@ -91,9 +93,7 @@ class Row:
 
 
 #: Exit statuses that say more than "failed": a worker that drained as asked, was fenced, found wrong numbers.
-DRAINED = 75
-FENCED = 76
-NUMERIC = 77
+DRAINED, FENCED, NUMERIC = EXIT_DRAINED, EXIT_FENCED, EXIT_NUMERIC
 #: Of the launcher alone: somebody has cancelled the run.
 CANCELLED = 78
 
