@@ -20,6 +20,7 @@ VERSION = 1
 OWN_TIMES = 32
 # sequence, version, pid, phase, generation, step, count, durable, time, since, number of own times
 _HEAD = struct.Struct("<IIIIqqqqddq")
+_TIMES, _TIMES_AT = struct.Struct("<dd"), struct.calcsize("<IIIIqqqq")  # of time and since, in the head
 _OWN = struct.Struct(f"<{OWN_TIMES}d")
 _ONE = struct.Struct("<d")
 _SEQUENCE = struct.Struct("<I")  # its low byte goes first, so that it is odd before anything else changes
@@ -108,6 +109,12 @@ class Writer:
 
 def read(path: Path) -> Beat | None:
     """The newest beat; ``None`` when there is none yet. ``FormatError`` for a file that is something else."""
+    found = whole(path)
+    return None if found is None else _decoded(found, path)
+
+
+def whole(path: Path) -> bytes | None:
+    """The bytes of one beat, none of them of the next. Otherwise as ``read``."""
     try:
         with path.open("rb") as file:
             for _ in range(_TRIES):
@@ -117,10 +124,20 @@ def read(path: Path) -> Beat | None:
                     raise FormatError(str(path), f"{len(found)} bytes, and a beat has {SIZE}")
                 file.seek(0)
                 if found[:4] == file.read(4) and not found[0] & 1:
-                    return _decoded(found, path)
+                    return found
     except FileNotFoundError:
         return None
     return None  # a worker that was killed within a beat: it is gone anyway
+
+
+def shifted(beat: bytes, seconds: float) -> bytes:
+    """The same as the clock of another host has it: ``seconds`` are added to its times."""
+    if len(beat) != SIZE:
+        raise FormatError("a beat", f"{len(beat)} bytes, and it has {SIZE}")
+    time, since = _TIMES.unpack_from(beat, _TIMES_AT)
+    moved = bytearray(beat)
+    _TIMES.pack_into(moved, _TIMES_AT, time + seconds, since + seconds)
+    return bytes(moved)
 
 
 def _decoded(data: bytes, path: Path) -> Beat | None:

@@ -36,6 +36,7 @@ from durable_core.engine.launched import RunFiles
 from durable_core.errors import TierError
 from durable_core.launch.books import Books, Claimed
 from durable_core.launch.rendezvous.joining import OURS, Joining
+from durable_core.launch.rendezvous.mirror import Mirror
 from durable_core.launch.rendezvous.rundir import RunDir
 from durable_core.launch.rendezvous.terms import TOLD, Disbanded, Here, Meeting, Terms, freshest
 
@@ -80,6 +81,7 @@ class RunRendezvous(RendezvousHandler):
         self._books: Books | None = None
         self._info: RendezvousInfo | None = None
         self._workers_store: Store | None = None
+        self._mirror: Mirror | None = None
         self._lost = self._closed = False
         self.terms: Terms | None = None
         self.claimed: Claimed | None = None
@@ -128,6 +130,7 @@ class RunRendezvous(RendezvousHandler):
         """
         if self._closed:
             raise RendezvousClosedError
+        self._unmirror()
         self._look_for_opened()
         deadline = self._clock.monotonic() + self._joining.join_s
         while True:
@@ -169,6 +172,7 @@ class RunRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """Close the rendezvous for all nodes. The run directory stays until ``remove``, or to the end."""
         done = True
+        self._unmirror()
         if self._joining.connected:
             done = self._joining.handler().shutdown()
             self._part()
@@ -252,9 +256,17 @@ class RunRendezvous(RendezvousHandler):
         if terms.generation is not None:
             self._takeover = False
             os.environ.pop("DURABLE_TAKEOVER", None)
+        if info.world_size > 1:
+            self._mirror = Mirror(info.store, info.rank, info.world_size, self.files, self._clock)
+            self._mirror.start()
         return RendezvousInfo(
             info.store, info.rank, info.world_size, RendezvousStoreInfo(terms.addr, terms.port)
         )
+
+    def _unmirror(self) -> None:
+        if self._mirror is not None:
+            self._mirror.stop()
+            self._mirror = None
 
     # --- what the workers opened -------------------------------------------------------------
 
