@@ -18,8 +18,9 @@ from typing import Any
 from durable_core.clock import Clock
 from durable_core.commit.state import Failure, RunState
 from durable_core.engine import words
+from durable_core.engine.beats import Beat
 from durable_core.engine.launched import RunFiles
-from durable_core.engine.words import Facts
+from durable_core.engine.words import Facts, Member
 from durable_core.errors import DurableError, FencedError, LostSlot, TierError
 from durable_core.format import layout
 from durable_core.format.record import Kind
@@ -48,6 +49,8 @@ from durable_core.spec.codec import decode
 #: Seconds between two looks, and for one question to the journal.
 POLL_S = 0.5
 DEADLINE_S = 5.0
+#: Members that a report shows.
+MAX_ROWS = 256
 _UP = frozenset({GroupPhase.STARTING, GroupPhase.UP, GroupPhase.DRAINING})
 #: What of a report makes a new one due at once.
 _CHANGING = ("generation", "state", "violations", "trouble", "stragglers")
@@ -260,7 +263,7 @@ class Controller:
             "stragglers": [
                 {**asdict(slow), "ratio": round(slow.ratio, 3)} for slow in self._watched.stragglers
             ],
-            "members": [_member(seen, rank, now) for rank in sorted({m.rank for m in seen.members})],
+            "members": _members(seen, now),
             "agents": {str(node): _agent(facts) for node, facts in seen.facts.items()},
             "trouble": self.trouble, "missed": self._teller.missed,
         }  # fmt: skip
@@ -303,11 +306,21 @@ def _violation(one: Violation, now: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _member(seen: Observation, rank: int, now: float) -> dict[str, Any]:
-    member = next(member for member in seen.members if member.rank == rank)
-    beat = seen.beats.get(rank)
-    row: dict[str, Any] = {"rank": rank, "pid": member.pid, "host": member.host, "node": member.node,
-                           "exit": member.exit}  # fmt: skip
+def _members(seen: Observation, now: float) -> list[dict[str, Any]]:
+    """By rank; of a large group those that have not beaten for longest."""
+    rows = [_member(member, seen.beats.get(member.rank), now) for member in seen.members]
+    rows.sort(key=lambda row: (row["age_s"] is not None, -(row["age_s"] or 0.0)))
+    return sorted(rows[:MAX_ROWS], key=lambda row: int(row["rank"]))
+
+
+def _member(member: Member, beat: Beat | None, now: float) -> dict[str, Any]:
+    row = {
+        "rank": member.rank,
+        "pid": member.pid,
+        "host": member.host,
+        "node": member.node,
+        "exit": member.exit,
+    }
     if beat is None or beat.pid != member.pid:
         return {**row, "phase": None, "step": None, "durable": None, "age_s": None}
     age = round(max(0.0, now - beat.time), 3)
