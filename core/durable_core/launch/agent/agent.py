@@ -150,8 +150,9 @@ class Agent(LocalElasticAgent):
     def _tend(self) -> None:
         self._starter.tend()
         self._house.tend()
-        if self._generation != self._house.facts.generation:
-            self._house.tell(generation=self._generation)
+        known, facts = (self._generation, self._starter.ready), self._house.facts
+        if known != (facts.generation, facts.standbys):
+            self._house.tell(generation=known[0], standbys=known[1])
 
     def _asked_for(self) -> Ended | None:
         for request in self._house.requests(self._generation):

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.distributed.launcher.api import LaunchConfig
@@ -14,8 +14,8 @@ from torch.distributed.run import config_from_args, get_args_parser, parse_min_m
 
 from durable_core.errors import UsageError
 
-#: Seconds between two looks at the workers, and restarts in all while nothing else is said.
-MONITOR_INTERVAL_S, MAX_RESTARTS = 0.05, 10
+#: Seconds between two looks at the workers.
+MONITOR_INTERVAL_S = 0.05
 #: Phases of a worker that have a limit, and its default in seconds (``None``: the controller's own).
 LIMITS = ("init", "restore", "step", "eval", "save", "exit")
 RUNNER = "durable_core.launch.worker"
@@ -24,7 +24,8 @@ RUNNER = "durable_core.launch.worker"
 @dataclass(frozen=True)
 class Flags:
     """What was asked for. ``config``: torch's own, complete; ``command``: one worker's, before substitution;
-    ``limits``: seconds a worker may stay in a phase without progress."""
+    ``max_restarts``: ``None`` where nothing was said; ``limits``: seconds a worker may stay in a phase
+    without progress."""
 
     config: LaunchConfig
     command: tuple[str, ...]
@@ -33,11 +34,11 @@ class Flags:
     standbys: int = 0
     kill_grace_s: float = 1.0
     stop_grace_s: float = 60.0
-    max_restarts: int = MAX_RESTARTS
+    max_restarts: int | None = None
     takeover: bool = False
     preflight: bool = True
-    on_numeric: str = "continue"
-    limits: Mapping[str, float] = ()  # type: ignore[assignment]
+    on_numeric: str = ""
+    limits: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ ADDED: tuple[Added, ...] = (
     Added("--takeover", "Take the run over from another launch.", None, False),
     Added("--no-preflight", "Start without the checks.", None, False),
     Added(
-        "--on-numeric", "What a worker does on non-finite or corrupt numbers.", str, "continue",
+        "--on-numeric", "What workers do about wrong numbers. Default: as the script says.", str, "",
         ("stop", "continue"),
     ),
     *(
@@ -77,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     _add(found.add_argument_group("durable"))
     for action in found._actions:  # the environment (PET_...) may have set another default; that stands
         if action.dest == "max_restarts" and action.default == 0:
-            action.default = MAX_RESTARTS
+            action.default = None
         if action.dest == "monitor_interval" and action.default == 0.1:
             action.default = MONITOR_INTERVAL_S
     return found
@@ -101,6 +102,7 @@ def parse(arguments: Sequence[str], new_id: Callable[[], str]) -> Flags:
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", new_id()
     if args.master_port is None:
         args.master_port = 29500
+    restarts, args.max_restarts = args.max_restarts, args.max_restarts or 0
     _check(args)
     try:
         config, entrypoint, rest = config_from_args(args)
@@ -108,7 +110,7 @@ def parse(arguments: Sequence[str], new_id: Callable[[], str]) -> Flags:
         raise UsageError(str(error), hint="durable launch --help") from error
     return Flags(
         config, _command(args, entrypoint, rest), args.root, args.spec, args.standby, args.kill_grace,
-        args.stop_grace, args.max_restarts, args.takeover, not args.no_preflight, args.on_numeric,
+        args.stop_grace, restarts, args.takeover, not args.no_preflight, args.on_numeric,
         {phase: limit for phase in LIMITS if (limit := getattr(args, f"{phase}_limit")) is not None},
     )  # fmt: skip
 
@@ -148,7 +150,7 @@ def usage(epilog: str) -> str:
     )  # fmt: skip
     _add(shown)
     shown.add_argument(
-        "--max-restarts", type=int, default=MAX_RESTARTS, metavar="N",
+        "--max-restarts", type=int, metavar="N",
         help="Restarts without progress that are charged, over all nodes and launches of the run.",
     )  # fmt: skip
     return shown.format_help()

@@ -19,18 +19,22 @@ from durable_core.engine import beats, words
 from durable_core.engine.launched import RunFiles
 from durable_core.errors import DurableError, FencedError, FormatError, RecordRefused, TierError
 from durable_core.format.record import Kind
-from durable_core.launch import retry
+from durable_core.launch import past, quarantine, retry
 from durable_core.launch.agent.ended import Cause, Ended, Verdict
 from durable_core.launch.books import Books, Lapse
 from durable_core.launch.classes import DRAINED
 from durable_core.launch.classify import Evidence, Exit, Stall, Unfit, classify
 from durable_core.launch.classify import Verdict as Finding
+from durable_core.launch.controller.incident import redacted
 
 
 @dataclass
 class Judge:
     """``books()``: ``None`` while no run has been opened. ``complete(books)``: what is left to do once the
-    run has succeeded. ``say``: one line for the operator."""
+    run has ended. ``say``: one line for the operator. ``spent(run)``: what the policy's limits are held
+    against.
+    ``secrets``: what must not be written down.
+    """
 
     files: RunFiles
     clock: Clock
@@ -38,6 +42,8 @@ class Judge:
     books: Callable[[], Books | None]
     complete: Callable[[Books], None]
     say: Callable[[str], None]
+    spent: Callable[[RunState], Mapping[str, float]] = lambda run: {}
+    secrets: tuple[str, ...] = ()
     _state: RunState = field(default_factory=RunState)
     _unrecorded: list[Lapse] = field(default_factory=list)
 
@@ -57,10 +63,10 @@ class Judge:
         finding = classify(self._evidence(ended, state, books))
         decision = self._decide(state, finding)
         if over is None:
-            lapse = Lapse(op_id=self.clock.new_id(), **retry.record(state, finding, decision))
-            self._unrecorded.append(lapse)
+            line = redacted(retry.record(state, finding, decision), self.secrets)
+            self._unrecorded.append(Lapse(op_id=self.clock.new_id(), **line))
         if books is not None:
-            self._record(books, decision) if over is None else self._sum_up(books)
+            self._record(books) if over is None else self._sum_up(books)
         return self._verdict(books, decision)
 
     # --- what is known -----------------------------------------------------------------------
@@ -96,6 +102,7 @@ class Judge:
             self._step(),
             stall=None if stall is None else Stall(**{**stall, "frames": tuple(stall["frames"])}),
             unfit=None if unfit is None else Unfit(**unfit),
+            numeric=past.finding(state),
             finished=over is not None and over.outcome == "succeeded",
             cancelled=str(over.detail.get("principal")) if over and over.outcome == "cancelled" else "",
             newer=state.launch_id if mine and mine in state.superseded else "",
@@ -122,19 +129,18 @@ class Judge:
 
     def _decide(self, state: RunState, finding: Finding) -> retry.Decision:
         chance = int(self.clock.new_id()[:8], 16) / 2**32
-        return retry.decide(state, finding, self.policy, jitter=chance, now=self.clock.now())
+        spent = self.spent(state)
+        return retry.decide(state, finding, self.policy, jitter=chance, now=self.clock.now(), spent=spent)
 
-    def _record(self, books: Books, decision: retry.Decision) -> None:
+    def _record(self, books: Books) -> None:
         """What is not recorded yet, once. In doubt is told: the next call finds out."""
         try:
             token = books.mine()
             while token is not None and self._unrecorded:
-                books.failed(token, self._unrecorded[0])
+                state = books.failed(token, self._unrecorded[0])
                 del self._unrecorded[0]
-            for one in decision.quarantine if token is not None else ():
-                books.maintain(
-                    Kind.QUARANTINE, {"unit": one.unit.value, "name": one.name, "reason": decision.reason}
-                )
+                for payload in quarantine.unrecorded(state):
+                    books.maintain(Kind.QUARANTINE, payload)
         except (TierError, RecordRefused) as error:
             self.say(f"the failure is not recorded yet: {error}")
         except FencedError as error:

@@ -12,7 +12,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from durable_core.clock import Clock, SystemClock
 from durable_core.engine.roots import open_root
-from durable_core.errors import FencedError, RunBusy
+from durable_core.errors import FencedError, RunBusy, UsageError
 from durable_core.launch import ending
 from durable_core.launch.agent import flags as flagging
 from durable_core.launch.agent.agent import Agent
@@ -22,15 +22,18 @@ from durable_core.launch.agent.house import House
 from durable_core.launch.agent.judging import Judge
 from durable_core.launch.agent.signals import Signals
 from durable_core.launch.agent.starting import Cold, Starter
+from durable_core.launch.agent.terms import Terms
 from durable_core.launch.books import Books
 from durable_core.launch.bounded import Bounded
 from durable_core.launch.classes import FENCED
+from durable_core.launch.controller.incident import redacted, secrets_of
+from durable_core.launch.machine import GroupPhase
 from durable_core.launch.rendezvous import RunRendezvous
-from durable_core.launch.retry import Policy
 from durable_core.launch.standby.pool import Warm
 
 #: Seconds for the post-run manifest: a long run's ledger is read for it.
 SUMMARY_S = 120.0
+USAGE = UsageError.exit_code
 
 
 def launch(arguments: Sequence[str], say: Callable[[str], None], clock: Clock | None = None) -> int:
@@ -42,30 +45,44 @@ def launch(arguments: Sequence[str], say: Callable[[str], None], clock: Clock | 
     flags = flagging.parse(arguments, clock.new_id)
     if flags.takeover:
         os.environ["DURABLE_TAKEOVER"] = "1"
+    secrets = secrets_of(os.environ)
     signals = Signals()
     signals.install(flags.config.signals_to_handle.split(","))
     handler = RunRendezvous(_parameters(flags), clock, size=flags.config.nproc_per_node)
-    house = House(handler.files, clock, signals, say, lambda: _controller(flags, handler))
+    house = House(
+        handler.files, clock, signals, lambda line: say(redacted(line, secrets)),
+        lambda: _controller(flags, handler),
+    )  # fmt: skip
     starter: Starter = Warm(Cold(), flags.standbys) if flags.standbys else Cold()
     try:
-        verdict = _run(flags, handler, house, starter)
+        verdict = _run(flags, handler, house, starter, secrets)
+        house.say(verdict.why)
     finally:
         handler.shutdown()
         starter.close()
         house.close()
-    say(verdict.why)
     assert verdict.exit_code is not None
     return verdict.exit_code
 
 
-def _run(flags: Flags, handler: RunRendezvous, house: House, starter: Starter) -> Verdict:
+def _run(
+    flags: Flags, handler: RunRendezvous, house: House, starter: Starter, secrets: tuple[str, ...]
+) -> Verdict:
+    terms = Terms.of(flags, house.files.root)
+    house.tell(GroupPhase.PREFLIGHT)
+    if unfit := terms.preflight(house.clock, house.say, house.signals.wait):
+        return Verdict(
+            USAGE, f"preflight: {unfit} (durable preflight tells more; --no-preflight starts all the same)"
+        )
+    judge = Judge(
+        house.files, house.clock, terms.policy, handler.books, partial(_complete, house.clock), house.say,
+        terms.spent(house.clock), secrets,
+    )  # fmt: skip
     config = flags.config
-    policy = Policy(restarts=flags.max_restarts)
-    judge = Judge(house.files, house.clock, policy, handler.books, partial(_complete, house.clock), house.say)
     assert config.logs_specs is not None  # torch's parser makes them
     agent = Agent(
         _spec(flags, handler), config.logs_specs, house, starter, judge, kill_grace_s=flags.kill_grace_s,
-        stop_grace_s=flags.stop_grace_s, extra=_told(flags),
+        stop_grace_s=flags.stop_grace_s, extra=terms.told,
         log_line_prefix_template=config.log_line_prefix_template,
     )  # fmt: skip
     try:
@@ -109,7 +126,3 @@ def _controller(flags: Flags, handler: RunRendezvous) -> tuple[str, ...]:
     limits = (f"--{phase}-limit={limit}" for phase, limit in flags.limits.items())
     command = (sys.executable, "-m", "durable_core.launch.controller", str(handler.files.root))
     return (*command, "--launch-id", handler.launch, "--root", flags.root, *limits)
-
-
-def _told(flags: Flags) -> dict[str, str]:
-    return {"DURABLE_ON_NUMERIC": flags.on_numeric}

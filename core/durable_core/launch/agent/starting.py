@@ -21,6 +21,10 @@ class Process(Protocol):
 
 class Starter(Protocol):
     @property
+    def ready(self) -> int:
+        """Workers that could be started now without importing."""
+
+    @property
     def pids(self) -> Collection[int]:
         """Children of the agent that are nobody's workers, and that the starter itself waits for."""
 
@@ -42,6 +46,7 @@ class Cold:
     """A new process for every worker. A child of the agent's main thread, so that it can ask for a
     signal at its parent's death."""
 
+    ready: int = 0
     pids: Collection[int] = ()
 
     def tend(self) -> None:
