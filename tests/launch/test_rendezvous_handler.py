@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
     rendezvous_handler_registry,
 )
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torchrun_runs import free_port, until
 
@@ -340,15 +340,18 @@ def test_the_host_of_the_rendezvous_may_be_lost_and_come_back(make: Make) -> Non
 def test_another_backend_is_asked_for_by_its_name(make: Make) -> None:
     seen: list[RendezvousParameters] = []
 
+    class Fake(C10dRendezvousBackend):
+        name = "fake-etcd"
+
     def fake(parameters: RendezvousParameters) -> RendezvousHandler:
         seen.append(parameters)
-        backend, store = create_backend(parameters)
-        return create_handler(store, backend, parameters)
+        store = dist.HashStore()
+        return create_handler(store, Fake(store, parameters.run_id), parameters)
 
     rendezvous_handler_registry.register("fake-etcd", fake)
-    handler = make(backend="fake-etcd", root="", protocol="https")
+    handler = make(inner="fake-etcd", root="", protocol="https")
     info = handler.next_rendezvous()
     assert (seen[0].backend, seen[0].config["protocol"]) == ("fake-etcd", "https")
-    assert "root" not in seen[0].config
+    assert not {"root", "inner"} & set(seen[0].config)
     assert place(info)[1] > 0
     assert handler.attempt == 1

@@ -61,8 +61,8 @@ class Restart:
 
 class RunRendezvous(RendezvousHandler):
     """``parameters.config``: ``root`` of the run (else ``DURABLE_ROOT``, else the one that the first worker
-    opens) and ``backend`` (else c10d) are ours, the rest is that backend's. ``size``: workers that this node
-    will start, 0: not known.
+    opens) and ``inner`` (a backend, else c10d) are ours, the rest is that backend's. ``size``: workers that
+    this node will start, 0: not known.
 
     For the agent: ``files`` (the run directory), ``launch`` and ``attempt`` (after the first round),
     ``claimed`` (node 0), ``terms`` (all), ``restart`` to be set before a round, ``books()``.

@@ -38,7 +38,7 @@ JOIN_S, BACKOFF_S, BACKOFF_MOST_S = 600, 0.2, 3.0
 #: Of torch's options, those with other defaults here: seconds between two signs of life of an agent. Three
 #: without one, and it is dead.
 _DEFAULTS = {"keep_alive_interval": 1}
-_OWN_OPTIONS = ("backend", "root")
+_OWN_OPTIONS = ("inner", "root")
 _CACHE_OFF = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
@@ -123,9 +123,10 @@ class Joining:
 
 
 def _inner(parameters: RendezvousParameters) -> RendezvousParameters:
-    """What torch's handler gets: ``--rdzv-conf backend=NAME`` names another than c10d. One node alone needs
-    no place to meet; torch would take a fixed port, where it might meet another launch."""
-    asked = parameters.get("backend") or (parameters.backend if parameters.backend != OURS else "c10d")
+    """What torch's handler gets: ``--rdzv-conf inner=NAME`` names another than c10d (``backend`` is
+    torch's own word). One node alone needs no place to meet; torch would take a fixed port, where it might
+    meet another launch."""
+    asked = parameters.get("inner") or (parameters.backend if parameters.backend != OURS else "c10d")
     config: dict[str, Any] = {**_DEFAULTS, **parameters.config}
     for name in _OWN_OPTIONS:
         config.pop(name, None)
