@@ -299,6 +299,11 @@ def test_what_workers_found_and_ended_for_is_read_from_the_journal() -> None:
     found("F12", 9, "stop")
     found("F13", 8, "stop")
     assert finding(story.state) == Numeric("sig", 8, proof=True)
+    story.policy = replace(FAST, restarts=0)  # so that the generation stays the same
+    story.fail(of(F.F12, step=8))
+    assert finding(story.state) is None, (
+        "a launcher that failed to start anew must not take it for reproduced"
+    )
 
 
 # --- domains ---------------------------------------------------------------------------------

@@ -56,14 +56,16 @@ def threshold(state: RunState, step: int | None) -> int:
 
 def finding(state: RunState) -> Numeric | None:
     """What workers of the live generation found in their numbers and ended for, the earliest onset first;
-    it is in the journal before they end."""
-    found = [
-        Numeric(
-            str(line.payload["signature"]), line.payload["step"], proof=line.payload["class"] == F.F13.value
-        )
-        for line in state.failures
-        if line.generation == state.generation and _stops(line)
-    ]
+    it is in the journal before they end. What a launcher has acted on since is over."""
+    found: list[Numeric] = []
+    for line in state.failures:
+        if line.generation != state.generation:
+            continue
+        if _is_ours(line):
+            found.clear()
+        elif _stops(line):
+            proof = line.payload["class"] == F.F13.value
+            found.append(Numeric(str(line.payload["signature"]), line.payload["step"], proof=proof))
     return min(found, key=lambda one: (one.step, not one.proof), default=None)
 
 
