@@ -18,6 +18,7 @@ from durable_core.cli.agent import agent
 from durable_core.cli.data import data
 from durable_core.cli.doctor import doctor
 from durable_core.cli.drill import drill
+from durable_core.cli.known_good import known_good
 from durable_core.cli.launch import cancel, finalize, launch
 from durable_core.cli.options import size
 from durable_core.cli.output import EXIT_CODES, OK, USAGE, complain, fail, show
@@ -277,6 +278,7 @@ app.add_command(drill)
 app.add_command(pilot)
 app.add_command(plan)
 app.add_command(doctor)
+app.add_command(known_good)
 app.add_command(launch)
 app.add_command(cancel)
 app.add_command(finalize)

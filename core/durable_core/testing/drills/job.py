@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from durable_core import DurableSession, Memory, Tiers
+from durable_core import DurableSession, Integrity, Memory, Tiers
 from durable_core.clock import SystemClock
 from durable_core.data import DurableLoader, RecordDataset
 from durable_core.data.manifest import load
@@ -65,6 +65,7 @@ class Job:
             self.orders.root, state=state, every_n_steps=self.orders.every, tiers=tiers,
             promise=self.orders.promise or None, on_rpo_breach=self.orders.on_breach,
             rpo_steps=self.orders.rpo_steps,
+            integrity=Integrity(replicas_every=self.orders.agree_every or None),
         ) as run:  # fmt: skip
             self.generation = run.run.generation
             self._mark("opened", run.steps)
@@ -155,7 +156,8 @@ class Job:
         probe.install(crash.killer({CrashPoint[each.argument]: 1}, crash.kill_self))
 
     def _do_hang(self, _: Injection) -> None:
-        signal.pause()
+        while True:  # a signal that is handled ends one pause only
+            signal.pause()
 
     def _do_slow(self, each: Injection) -> None:
         self._extra = float(each.argument)
