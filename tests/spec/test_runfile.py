@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from durable_core import DurableSession
+from durable_core.data import DurableLoader
 from durable_core.errors import SpecMismatchError, UnknownVersionError, UsageError
 from durable_core.session.declaring import declared as adopt
 from durable_core.session.run import Run
@@ -243,6 +244,22 @@ def test_a_plain_session_obeys_its_file(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("DURABLE_SPEC", str(path))
     with DurableSession.open(tmp_path / "run", state={"model": torch.nn.Linear(2, 1)}) as session:
         assert session.run.settings.cadence.every_n_steps == 5
+
+
+@pytest.mark.parametrize("named", ["counting", "words"])
+def test_data_that_the_file_does_not_name_is_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    path = tmp_path / "frozen.json"
+    path.write_text(json.dumps(runfile.parse(example(data={"dataset_id": named})).freeze().to_json()))
+    monkeypatch.setenv("DURABLE_SPEC", str(path))
+    loader = DurableLoader(list(range(8)), batch_size=2, seed=1, dataset_id="counting")
+    state = {"model": torch.nn.Linear(2, 1), "loader": loader}
+    if named == "counting":
+        DurableSession.open(tmp_path / "run", state=state).close()
+        return
+    with pytest.raises(SpecMismatchError, match="names the dataset words, and the script reads counting"):
+        DurableSession.open(tmp_path / "run", state=state)
 
 
 def test_a_target_may_grow_through_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,12 @@ script must be so. Every writer reads the same frozen file and comes to the same
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from durable_core.errors import SpecMismatchError
 from durable_core.session.settings import Settings
 from durable_core.spec import RunSpec, runfile
 from durable_core.types import Promise
@@ -20,6 +22,18 @@ def declared(settings: Settings, derived: RunSpec, path: Path) -> tuple[Settings
     file = runfile.read(path)
     spec = runfile.merge(file, derived, said={"promise"} if settings.insist else ())
     return _applied(settings, file), spec
+
+
+def require_data(dataset_id: str, cursor: Mapping[str, Any] | None) -> None:
+    """What the script reads is the dataset that its run file names (``""``: none does). Known no earlier than
+    at the first save, which is made before the first step. ``SpecMismatchError`` otherwise."""
+    found = None if cursor is None else cursor.get("dataset_id")
+    if dataset_id and found is not None and found != dataset_id:
+        raise SpecMismatchError(
+            f"the run file names the dataset {dataset_id}, and the script reads {found}",
+            fields=("data.dataset_id",),
+            hint="mend the file, or give the loader the dataset that it names",
+        )
 
 
 def _applied(settings: Settings, file: runfile.Declared) -> Settings:
@@ -41,6 +55,8 @@ def _applied(settings: Settings, file: runfile.Declared) -> Settings:
         for name in ("backlog", "on_rpo_breach", "rpo_steps")
         if file.states(f"checkpoint.{name}")
     }
+    if file.spec.data is not None:
+        changes["dataset_id"] = file.spec.data.dataset_id
     if recovery.goals:
         changes["tiers"] = replace(settings.tiers, goals=recovery.goals)
     if file.states("promise"):

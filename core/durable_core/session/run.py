@@ -32,7 +32,7 @@ from durable_core.session import assembling
 from durable_core.session.cadence import Meter
 from durable_core.session.committing import Committer
 from durable_core.session.curve import Curve
-from durable_core.session.declaring import declared
+from durable_core.session.declaring import declared, require_data
 from durable_core.session.integrity import Watch
 from durable_core.session.opening import Coordinator, Opening
 from durable_core.session.recovery import Recovery
@@ -312,6 +312,7 @@ class Run:
         returns when the checkpoint is committed, or raises what prevented it.
         """
         self.integrity.before_saving()
+        require_data(self.settings.dataset_id, cursor)
         if cursor is not None and self.world.coordinator:  # it is the same on all of them
             self._mixture.saving(step, cursor)
         with self.reporter.within(Phase.SAVE, step):

@@ -32,6 +32,7 @@ class Settings:
     ``integrity``: what the numbers are checked for, and what is done about what is found.
     ``from_first``: shell patterns of names in the state (``model/bn.running_*``): what may differ between the
     replicas, and is the first one's when a checkpoint is restored by another number of them.
+    ``dataset_id``: what the data has to be, as a run file names it; ``""``: whatever the script reads.
     ``insist``: the promise is kept or the start refused; otherwise changed software lowers it, and
     the journal says so. ``accept_distribution``: why the weakest promise is enough for what is concluded
     from the run; it is refused without.
@@ -55,6 +56,7 @@ class Settings:
     tiers: Tiers = field(default_factory=Tiers)
     integrity: Integrity = field(default_factory=Integrity)
     from_first: tuple[str, ...] = ()
+    dataset_id: str = ""
 
     @property
     def asked(self) -> Promise | None:
