@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -277,6 +278,32 @@ def test_while_a_call_hangs_no_other_is_begun(tmp_path: Path, hanging: Hanging) 
         with pytest.raises(TierUnavailable):
             books.claim()
     assert sum(thread.name == "durable-books" for thread in threading.enumerate()) == 1
+
+
+def test_a_signal_that_ends_the_waiting_ends_the_program_too(tmp_path: Path, hanging: Hanging) -> None:
+    books = keep(hanging, deadline_s=60)
+    books.state()
+    hanging.armed = True
+
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(Stop):
+            books.claim()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    worker = Books(tmp_path, CLOCK, "a").claim()
+    assert worker is not None
+    hanging.armed = False
+    hanging.go.set()
+    assert books.mine() == worker.token, "what the signal interrupted was not done afterwards"
 
 
 class Doubtful(PosixTier):

@@ -198,7 +198,6 @@ def test_a_takeover_is_made_once_under_an_identity_of_its_own(tmp_path: Path, ma
         ("job7", {}, "job7"),
         ("job7", {"DURABLE_LAUNCH_ID": "mine"}, "mine"),
         ("none", {"SLURM_JOB_ID": "42"}, "42"),
-        ("x" * 300, {}, "x" * 100),
     ],
 )
 def test_a_supervisor_gives_a_launch_its_identity(
@@ -208,6 +207,26 @@ def test_a_supervisor_gives_a_launch_its_identity(
     handler = make(run_id=run_id)
     handler.next_rendezvous()
     assert handler.launch == launch
+
+
+def test_long_identities_stay_different(make: Make) -> None:
+    long = [make(run_id="x" * 300 + end) for end in ("a", "b", "a")]
+    for handler in long:
+        handler.next_rendezvous()
+    assert long[0].launch == long[2].launch != long[1].launch
+    assert len(record_name(long[0].launch)) <= 128, "as long as a record allows"
+
+
+def test_a_meeting_that_never_succeeds_ends_at_the_deadline(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise dist.DistNetworkError("no route")
+
+    handler = make(join_timeout=1)
+    monkeypatch.setattr("durable_core.launch.rendezvous.handler.TCPStore", fails)
+    with pytest.raises(NodesMissing, match="no route"):
+        handler.next_rendezvous()
 
 
 def test_two_launches_of_one_node_without_an_endpoint_do_not_meet() -> None:

@@ -60,9 +60,12 @@ class Bounded:
 
         self._left = thread = threading.Thread(target=run, name="durable-books", daemon=True)
         thread.start()
-        wait([answer], seconds)
+        try:
+            wait([answer], seconds)
+        finally:  # a signal may end the waiting too
+            if not answer.done():
+                deserted.set()
         if not answer.done():
-            deserted.set()
             raise TierUnavailable(
                 f"{self._what}: no answer in {seconds:g} s",
                 hint="the store hangs; what was under way is found in the journal by the next call",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -33,9 +34,9 @@ from durable_core.clock import Clock, SystemClock
 from durable_core.commit.claim import Chooser, choose_restore_point
 from durable_core.engine import words
 from durable_core.engine.launched import RunFiles
-from durable_core.errors import TierError
+from durable_core.errors import NodesMissing, TierError
 from durable_core.launch.books import Books, Claimed
-from durable_core.launch.rendezvous.joining import OURS, Joining
+from durable_core.launch.rendezvous.joining import BACKOFF_S, OURS, Joining
 from durable_core.launch.rendezvous.mirror import Mirror
 from durable_core.launch.rendezvous.rundir import RunDir
 from durable_core.launch.rendezvous.terms import TOLD, Disbanded, Here, Meeting, Terms, freshest
@@ -136,15 +137,15 @@ class RunRendezvous(RendezvousHandler):
         while True:
             info = self._joining.next(deadline)
             try:
-                terms = self._meet(info)
-            except Disbanded as why:
-                log.warning("round of %d nodes: %s; meeting again", info.world_size, why)
-                continue
-            except DistError as error:
-                log.warning("round of %d nodes: %s; meeting again", info.world_size, error)
-                self._joining.drop()
-                continue
-            return self._begin(info, terms)
+                return self._begin(info, self._meet(info))
+            except (Disbanded, DistError) as why:
+                said = str(why).split("\n", 1)[0]
+                if self._clock.monotonic() > deadline:
+                    raise NodesMissing(f"the {info.world_size} nodes found one another, but: {said}") from why
+                log.warning("round of %d nodes: %s; meeting again", info.world_size, said)
+                if isinstance(why, DistError):
+                    self._joining.drop()
+                    self._clock.sleep(BACKOFF_S)
 
     def is_closed(self) -> bool:
         return self._closed or self._joining.handler().is_closed()
@@ -318,7 +319,9 @@ def _asked_launch(run_id: str, *, takeover: bool) -> str:
     """
     told = os.environ.get("DURABLE_LAUNCH_ID", "")
     named = told or ("" if takeover else (run_id if run_id != "none" else os.environ.get("SLURM_JOB_ID", "")))
-    return named[:_LONGEST_ID]
+    if len(named) <= _LONGEST_ID:
+        return named
+    return f"{named[:32]}-{hashlib.sha256(named.encode()).hexdigest()[:32]}"
 
 
 def _members(known: Here, heres: tuple[Here, ...]) -> tuple[str, ...] | None:
