@@ -146,6 +146,19 @@ def test_a_stop_is_bounded_by_its_grace(tmp_path: Path, grace_s: float) -> None:
         assert hears.poll() == -signal.SIGTERM and stopped.forced == (deaf.pid,)
 
 
+def test_a_worker_that_has_left_last_words_is_not_waited_for(tmp_path: Path) -> None:
+    said = tmp_path / "ready"
+    process = Cold().start([sys.executable, "-c", DEAF], os.environ, str(said), "")
+    until(lambda: said.read_bytes() != b"")
+    end = CLOCK.monotonic() + 60
+    stopped = teardown.stop(
+        [process], graced=lambda: CLOCK.monotonic() < end, wait=CLOCK.sleep, rest=set, parted=lambda pid: True
+    )
+    assert process.poll() == -signal.SIGKILL
+    assert stopped == teardown.Stopped()
+    assert CLOCK.monotonic() < end
+
+
 def test_a_dead_orphan_is_taken_leave_of_and_a_worker_is_not() -> None:
     """A worker's status is its starter's to read: were it taken here, a failure would look like success."""
     worker = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(7)"])

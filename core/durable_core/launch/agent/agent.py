@@ -211,9 +211,16 @@ class Agent(LocalElasticAgent):
             hurried = signals.count > max(1, signals_before)
             return clock.monotonic() - begun < (min(grace_s, self._kill_grace_s) if hurried else grace_s)
 
+        ranks = {pid: rank for rank, pid in self._by_rank(self._workers.pids()).items()}
+
+        def parted(pid: int) -> bool:
+            """Last words are left when all else has ended, and by none that drains."""
+            return self._house.files.words(ranks[pid]).exists()
+
         self._stopped = teardown.stop(
-            list(self._workers.processes.values()), graced=graced, wait=signals.wait, rest=self._house.strays
-        )
+            list(self._workers.processes.values()), graced=graced, wait=signals.wait,
+            rest=self._house.strays, parted=parted,
+        )  # fmt: skip
         self._pcontext.close()
         if self._stopped.stuck:
             self._house.say(f"processes {self._stopped.stuck} do not die of SIGKILL; they wait for a device")

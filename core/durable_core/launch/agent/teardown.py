@@ -28,10 +28,11 @@ class Stopped:
 
 def stop(
     processes: Sequence[Process], *, graced: Callable[[], bool], wait: Callable[[float], object],
-    rest: Callable[[], Collection[int]], first: signal.Signals = signal.SIGTERM,
+    rest: Callable[[], Collection[int]], parted: Callable[[int], bool] = lambda pid: False,
+    first: signal.Signals = signal.SIGTERM,
 ) -> Stopped:  # fmt: skip
-    """``first`` to each worker alone, SIGKILL to its whole process group once ``graced()`` is false, then to
-    all of ``rest()``.
+    """``first`` to each worker alone, SIGKILL to its whole process group once ``graced()`` is false or it has
+    ``parted`` (nothing but the end of its interpreter is left of it), then to all of ``rest()``.
 
     The first signal is for the worker and not for its helpers: it may need those to finish what it does (a
     batch, a save). Bounded by the grace and about 30 s for what does not even die of SIGKILL.
@@ -42,6 +43,9 @@ def stop(
     while living and graced():
         wait(_STEP_S)
         living = [process for process in living if process.poll() is None]
+        for process in living:
+            if parted(process.pid):
+                _kill_group(process.pid)
     for process in living:
         _kill_group(process.pid)
     swept: set[int] = set()
