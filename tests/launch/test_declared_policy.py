@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from pathlib import Path
+
 import pytest
 
+from durable_core.launch.agent.flags import parse
+from durable_core.launch.agent.terms import Terms
 from durable_core.launch.classes import TABLE, F, Retry
 from durable_core.launch.declared import limits, policy, spent
 from durable_core.launch.retry import Policy
-from durable_core.spec import Budgets, FailurePolicy, RunSpec, pairs
+from durable_core.session.world import collective_timeout
+from durable_core.spec import Budgets, FailurePolicy, RunSpec, pairs, runfile
 from durable_core.spec.sections import CLASSES, NEVER_RETRIED
 
 
@@ -45,3 +51,15 @@ def test_the_classes_that_a_spec_may_budget_are_those_that_are_retried() -> None
 def test_a_budget_for_the_others_is_refused(name: str) -> None:
     with pytest.raises(Exception, match="never tried again"):
         FailurePolicy(retries=pairs({name: 1}))
+
+
+def test_workers_are_told_the_timeout_that_the_run_file_declares(tmp_path: Path) -> None:
+    example = Path(__file__).parents[1] / "spec" / "run.yaml"
+    text = example.read_text().replace("failure:\n", "failure:\n  collective_timeout_seconds: 90\n")
+    (tmp_path / "run.yaml").write_text(text)
+    terms = Terms.of(parse(["--spec", str(tmp_path / "run.yaml"), "train.py"], lambda: "id"), tmp_path)
+    assert collective_timeout(terms.told) == timedelta(seconds=90)
+    assert runfile.load(terms.told["DURABLE_SPEC"]).owner == "pretraining"
+    assert terms.policy.restarts == 8 and terms.policy.budgets[F.F5] == 3
+    silent = Terms.of(parse(["train.py"], lambda: "id"), tmp_path)
+    assert "DURABLE_COLLECTIVE_TIMEOUT_S" not in silent.told and "DURABLE_SPEC" not in silent.told

@@ -57,7 +57,12 @@ class Terms:
     def told(self) -> dict[str, str]:
         """What all workers of the launch are told."""
         spec = "" if self.frozen is None else str(self.frozen)
-        told = {"DURABLE_ON_NUMERIC": self.flags.on_numeric, "DURABLE_SPEC": spec}
+        timeout = self.spec.failure.collective_timeout_seconds
+        told = {
+            "DURABLE_ON_NUMERIC": self.flags.on_numeric,
+            "DURABLE_SPEC": spec,
+            "DURABLE_COLLECTIVE_TIMEOUT_S": "" if timeout is None else str(timeout),
+        }
         return {name: value for name, value in told.items() if value}
 
     def preflight(self, clock: Clock, say: Callable[[str], None], wait: Callable[[float], bool]) -> str:
