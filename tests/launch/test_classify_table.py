@@ -243,6 +243,12 @@ def test_a_numeric_finding_is_placed_by_the_worker_that_ended_of_it() -> None:
     assert (verdict.failure, verdict.step, verdict.culprit, verdict.place) == (F.F12, 3, 1, "b")
 
 
+def test_how_long_it_took_to_be_seen() -> None:
+    assert one(status=-9, quiet_s=0.3).detect_s == 0.3
+    assert one(status=-9).detect_s is None
+    assert classify(Evidence(stall=Stall("STEP", 12.0, 3.0))).detect_s == 12.0
+
+
 def test_of_several_the_first_in_precedence_counts_and_the_others_are_told() -> None:
     verdict = classify(
         Evidence(exits=(Exit(0, -9, "a"),), cancelled="operator", newer="b", notice="SIGTERM", step=1)

@@ -27,7 +27,7 @@ class Verdict:
     """``step``: where it happened (the onset, for numeric findings), ``None`` when unknown. ``culprit``:
     the rank, if one is to blame; ``place``, ``domain``: where it ran; ``object``: the data object,
     checkpoint object or path it is about; ``also``: the other classes that fit; ``hopeless``: why no
-    restart helps, ``""`` when one may."""
+    restart helps, ``""`` when one may; ``detect_s``: from the last sign of life until it was seen."""
 
     failure: F
     signature: str
@@ -40,6 +40,7 @@ class Verdict:
     domain: str = ""
     object: str = ""
     hopeless: str = ""
+    detect_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class _Found:
     rank: int | None = None
     place: str = ""
     domain: str = ""
+    quiet_s: float | None = None
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -84,6 +86,7 @@ def classify(evidence: Evidence) -> Verdict:
         best.domain,
         best.cause.object,
         best.cause.hopeless,
+        best.quiet_s,
     )
 
 
@@ -102,7 +105,7 @@ def _ends(evidence: Evidence) -> Iterator[_Found]:
             continue
         if exit.status == 0 and evidence.finished:
             continue
-        yield _Found(cause, exit.at, exit.rank, exit.place)
+        yield _Found(cause, exit.at, exit.rank, exit.place, quiet_s=exit.quiet_s)
 
 
 def _facts(evidence: Evidence) -> Iterator[_Found]:
@@ -159,7 +162,8 @@ def _stall(stall: Stall, step: int | None) -> _Found:
     numbers = f"{stall.age_s:.1f} s, more than {stall.limit_s:.1f} s"
     reason = f"no progress in phase {stall.phase} for {numbers}: {who}{where}"
     sign = signature("hang", "", stall.frames, step, stall.phase)
-    return _Found(Cause(F.F5, Origin.INSIDE, sign, reason, step), rank=stall.rank, place=stall.place)
+    cause = Cause(F.F5, Origin.INSIDE, sign, reason, step)
+    return _Found(cause, rank=stall.rank, place=stall.place, quiet_s=stall.age_s)
 
 
 def _unfit(unfit: Unfit, step: int | None) -> _Found:

@@ -13,7 +13,7 @@ class Exit:
     """How one worker ended. ``status``: negative for a signal; ``place``: the host it ran on; ``at``:
     monotonic seconds when its end was seen; ``stopped``: we had told it to stop before it ended, so it is
     no cause; ``oom``: the kernel's count of processes killed for memory (cgroup ``memory.events``,
-    ``oom_kill``) rose meanwhile."""
+    ``oom_kill``) rose meanwhile; ``quiet_s``: from its last sign of life until its end was seen."""
 
     rank: int
     status: int
@@ -22,6 +22,7 @@ class Exit:
     at: float = 0.0
     stopped: bool = False
     oom: bool = False
+    quiet_s: float | None = None
 
     def __str__(self) -> str:
         if self.status < 0:

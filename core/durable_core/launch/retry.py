@@ -161,6 +161,7 @@ def record(state: RunState, verdict: Verdict, decision: Decision) -> dict[str, A
             "beyond": threshold(state, verdict.step),
             "domain": verdict.domain,
             "object": verdict.object,
+            "detect_s": verdict.detect_s,
         },
         "evidence": {
             "what": verdict.reason,
