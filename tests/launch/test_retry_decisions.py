@@ -227,6 +227,13 @@ def test_kills_by_others_and_echoes_prove_nothing() -> None:
         assert all(story.fail(of(F.F1, sign="s", origin=origin, place=str(i))).again for i in range(5))
 
 
+@pytest.mark.parametrize("failure", [F.F9, F.F11, F.F12, F.F13])
+def test_what_objects_and_machines_repeat_does_not_prove_the_program_wrong(failure: F) -> None:
+    story = Story()
+    found = [story.fail(of(failure, sign="s", origin=Origin.INSIDE, place=str(i))).failure for i in range(4)]
+    assert F.F7 not in found
+
+
 def test_the_unknown_is_tried_again_once() -> None:
     story = Story()
     assert story.fail(of(F.F1, sign="s", origin=Origin.UNKNOWN)).again
