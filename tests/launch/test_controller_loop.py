@@ -146,6 +146,44 @@ def test_a_suspicion_is_lifted(world):
     assert [request.kind for request in world.requests()] == ["dump"]
 
 
+def test_nothing_is_ended_before_its_stacks_were_asked_for(world):
+    """Far beyond the hard limit at the first look, as after a pause of the controller."""
+    controller = world.controller()
+    world.running(controller)
+    stall(world, controller, 60.0)
+    controller.step()
+    assert world.states()[-1] == "suspect"
+    world.clock.wall += 1.0
+    world.group()
+    controller.step()
+    assert world.states()[-1] == "fencing"
+
+
+def test_what_comes_and_goes_does_not_fill_the_journal(world):
+    controller = world.controller()
+    world.running(controller)
+    stall(world, controller)
+    world.steps(4)
+    controller.step()
+    assert world.states()[-1] == "suspect", "not at once"
+
+
+def test_every_suspicion_of_a_generation_is_one_of_its_own(world):
+    controller = world.controller()
+    world.running(controller)
+    for step in (3, 6):
+        stall(world, controller)
+        for _ in range(3):
+            world.clock.wall += 0.5
+            world.steps(step)
+            world.group()
+            controller.step()
+    assert world.states()[-4:] == ["suspect", "running"] * 2
+    said = world.records(Kind.RUN_STATE)
+    assert len({record.op_id for record in said}) == len(said)
+    assert [request.kind for request in world.requests()] == ["dump"] * 2
+
+
 def test_a_silent_agent_is_suspected_and_its_group_left_alone(world):
     """FENCE-05, DETECT-02: one missed report or two are nothing, several a suspicion, none of them an end."""
     controller = world.controller()
