@@ -15,6 +15,7 @@ from durable_core import DurableSession
 from durable_core.data import DurableLoader
 from durable_core.errors import SpecMismatchError, UnknownVersionError, UsageError
 from durable_core.session.declaring import declared as adopt
+from durable_core.session.declaring import require_data
 from durable_core.session.run import Run
 from durable_core.session.settings import Settings
 from durable_core.spec import (
@@ -246,20 +247,43 @@ def test_a_plain_session_obeys_its_file(tmp_path: Path, monkeypatch: pytest.Monk
         assert session.run.settings.cadence.every_n_steps == 5
 
 
-@pytest.mark.parametrize("named", ["counting", "words"])
-def test_data_that_the_file_does_not_name_is_refused_before_the_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+@pytest.mark.parametrize(
+    ("declared", "accumulate", "fields"),
+    [
+        ({"dataset_id": "counting", "size": 8, "global_batch": 2}, 1, ()),
+        ({"dataset_id": "counting", "global_batch": 4}, 2, ()),
+        ({"dataset_id": "words"}, 1, ("data.dataset_id",)),
+        ({"dataset_id": "counting", "size": 9}, 1, ("data.size",)),
+        ({"dataset_id": "words", "global_batch": 2}, 2, ("data.dataset_id", "data.global_batch")),
+    ],
+)
+def test_other_data_than_the_file_names_is_refused_before_the_first_step(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    declared: dict[str, Any],
+    accumulate: int,
+    fields: tuple[str, ...],
 ) -> None:
     path = tmp_path / "frozen.json"
-    path.write_text(json.dumps(runfile.parse(example(data={"dataset_id": named})).freeze().to_json()))
+    path.write_text(json.dumps(runfile.parse(example(data=declared)).freeze().to_json()))
     monkeypatch.setenv("DURABLE_SPEC", str(path))
-    loader = DurableLoader(list(range(8)), batch_size=2, seed=1, dataset_id="counting")
+    loader = DurableLoader(range(8), batch_size=2, seed=1, dataset_id="counting", accumulate=accumulate)
     state = {"model": torch.nn.Linear(2, 1), "loader": loader}
-    if named == "counting":
+    if not fields:
         DurableSession.open(tmp_path / "run", state=state).close()
         return
-    with pytest.raises(SpecMismatchError, match="names the dataset words, and the script reads counting"):
+    with pytest.raises(SpecMismatchError) as caught:
         DurableSession.open(tmp_path / "run", state=state)
+    assert caught.value.fields == fields
+
+
+def test_batches_of_a_step_that_the_loader_was_not_told_of_are_the_specs() -> None:
+    cursor = {"dataset_id": "d", "global_batch": 4, "size": 9}
+    require_data(DataSpec(dataset_id="d", global_batch=8), 2, cursor)
+    with pytest.raises(SpecMismatchError, match="8, and the script reads 4"):
+        require_data(DataSpec(dataset_id="d", global_batch=8), 1, cursor)
+    require_data(None, 1, cursor)
+    require_data(DataSpec(dataset_id="d", global_batch=8), 1, None)
 
 
 def test_a_target_may_grow_through_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

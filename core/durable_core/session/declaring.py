@@ -10,7 +10,7 @@ from typing import Any
 
 from durable_core.errors import SpecMismatchError
 from durable_core.session.settings import Settings
-from durable_core.spec import RunSpec, runfile
+from durable_core.spec import DataSpec, RunSpec, runfile
 from durable_core.types import Promise
 
 
@@ -21,18 +21,30 @@ def declared(settings: Settings, derived: RunSpec, path: Path) -> tuple[Settings
     """
     file = runfile.read(path)
     spec = runfile.merge(file, derived, said={"promise"} if settings.insist else ())
-    return _applied(settings, file), spec
+    return replace(_applied(settings, file), data=file.spec.data, accumulation=spec.accumulation), spec
 
 
-def require_data(dataset_id: str, cursor: Mapping[str, Any] | None) -> None:
-    """What the script reads is the dataset that its run file names (``""``: none does). Known no earlier than
-    at the first save, which is made before the first step. ``SpecMismatchError`` otherwise."""
-    found = None if cursor is None else cursor.get("dataset_id")
-    if dataset_id and found is not None and found != dataset_id:
+def require_data(declared: DataSpec | None, accumulation: int, cursor: Mapping[str, Any] | None) -> None:
+    """What the script reads is the data that its run file names (``None``: it names none). Known no earlier
+    than at the first save, which is made before the first step. ``SpecMismatchError`` with the fields.
+
+    ``accumulation``: batches of a step, where the loader was not told.
+    """
+    if declared is None or cursor is None:
+        return
+    found = {name: cursor.get(name) for name in ("dataset_id", "size", "global_batch")}
+    if found["global_batch"] is not None:  # a loader counts in batches, the spec in steps
+        found["global_batch"] *= cursor.get("accumulate") or accumulation
+    wrong = {
+        f"data.{name}": f"{getattr(declared, name)}, and the script reads {is_so}"
+        for name, is_so in found.items()
+        if getattr(declared, name) not in (None, "") and is_so not in (None, getattr(declared, name))
+    }
+    if wrong:
         raise SpecMismatchError(
-            f"the run file names the dataset {dataset_id}, and the script reads {found}",
-            fields=("data.dataset_id",),
-            hint="mend the file, or give the loader the dataset that it names",
+            "the run file names other data: " + "; ".join(f"{name}: {told}" for name, told in wrong.items()),
+            fields=tuple(wrong),
+            hint="mend the file, or give the loader what it names",
         )
 
 
@@ -55,8 +67,6 @@ def _applied(settings: Settings, file: runfile.Declared) -> Settings:
         for name in ("backlog", "on_rpo_breach", "rpo_steps")
         if file.states(f"checkpoint.{name}")
     }
-    if file.spec.data is not None:
-        changes["dataset_id"] = file.spec.data.dataset_id
     if recovery.goals:
         changes["tiers"] = replace(settings.tiers, goals=recovery.goals)
     if file.states("promise"):

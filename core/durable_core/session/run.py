@@ -312,7 +312,7 @@ class Run:
         returns when the checkpoint is committed, or raises what prevented it.
         """
         self.integrity.before_saving()
-        require_data(self.settings.dataset_id, cursor)
+        require_data(self.settings.data, self.settings.accumulation, cursor)
         if cursor is not None and self.world.coordinator:  # it is the same on all of them
             self._mixture.saving(step, cursor)
         with self.reporter.within(Phase.SAVE, step):

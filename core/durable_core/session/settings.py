@@ -12,6 +12,7 @@ from durable_core.detect.policy import Integrity
 from durable_core.errors import UsageError
 from durable_core.session.cadence import Cadence
 from durable_core.session.places import Tiers
+from durable_core.spec import DataSpec
 from durable_core.types import Promise
 
 Resume = Literal["auto", "never", "must", "fork"]
@@ -32,7 +33,8 @@ class Settings:
     ``integrity``: what the numbers are checked for, and what is done about what is found.
     ``from_first``: shell patterns of names in the state (``model/bn.running_*``): what may differ between the
     replicas, and is the first one's when a checkpoint is restored by another number of them.
-    ``dataset_id``: what the data has to be, as a run file names it; ``""``: whatever the script reads.
+    ``data``: what a run file says of it (``None``: whatever the script reads), in steps of ``accumulation``
+    batches where the loader does not say.
     ``insist``: the promise is kept or the start refused; otherwise changed software lowers it, and
     the journal says so. ``accept_distribution``: why the weakest promise is enough for what is concluded
     from the run; it is refused without.
@@ -56,7 +58,8 @@ class Settings:
     tiers: Tiers = field(default_factory=Tiers)
     integrity: Integrity = field(default_factory=Integrity)
     from_first: tuple[str, ...] = ()
-    dataset_id: str = ""
+    data: DataSpec | None = None
+    accumulation: int = 1
 
     @property
     def asked(self) -> Promise | None:

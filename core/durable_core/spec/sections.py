@@ -81,6 +81,11 @@ class Membership:
         positive(self.fixed, "membership.fixed")
         distinct(tuple(each.role for each in self.role_repair), "membership.role_repair")
 
+    def __str__(self) -> str:
+        if self.elastic is not None:
+            return f"{self.elastic.min} to {self.elastic.max}"
+        return "any number" if self.fixed is None else f"exactly {self.fixed}"
+
     def admits(self, workers: int) -> bool:
         """Whether a group of that size is what was agreed on."""
         if self.elastic is not None:

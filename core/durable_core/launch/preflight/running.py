@@ -47,9 +47,7 @@ def capabilities(target: Target) -> Found:
     if membership is None:
         return not_applicable("no membership is declared")
     if not membership.admits(target.workers):
-        return failed(
-            f"{target.workers} workers are not what was agreed on: {membership}", "--nproc, --nnodes"
-        )
+        return failed(f"{target.workers} workers, and {membership} were agreed on", "start as many")
     found = obstacles(target.spec, now=target.workers)
     if found:
         return failed("; ".join(map(str, found)), "use membership.fixed until all of them support it")
