@@ -115,27 +115,30 @@ def test_a_killed_worker_costs_one_clean_restart_under_accelerate(tmp_path: Path
     run.check(wanted, attempts=2)
 
 
-def test_a_lost_node_is_replaced_also_when_it_hosts_the_rendezvous(tmp_path: Path, wanted: Logs) -> None:
+@pytest.mark.parametrize(("level", "losses"), [(1, (1, 0)), (2, (0,))], ids=["torchrun", "durable-launch"])
+def test_a_lost_node_is_replaced_also_when_it_hosts_the_rendezvous(
+    tmp_path: Path, wanted: Logs, level: int, losses: tuple[int, ...]
+) -> None:
     run, port = Attempts(tmp_path), free_port()
 
     def start(node: int) -> subprocess.Popen[bytes]:
         return agent(
             tmp_path, f"agent{node}", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "two",
             "--nnodes", "2", "--nproc-per-node", "1", "--local-addr", "127.0.0.1", "--max-restarts", "9",
-            script=run.script,
+            script=run.script, level=level,
         )  # fmt: skip
 
     agents = [start(0)]
     until(lambda: listens(port), WAIT_S, "agent 0 hosts the rendezvous")
     agents.append(start(1))
-    for lost, attempt in ((1, 1), (0, 2)):
+    for attempt, lost in enumerate(losses, 1):
         run.step(attempt)
         for pid in (agents[lost].pid, *children(agents[lost].pid)):
             os.kill(pid, signal.SIGKILL)
         agents[lost].wait()
         agents[lost] = start(lost)
     assert [process.wait(WAIT_S) for process in agents] == [0, 0]
-    run.check(wanted, attempts=3)
+    run.check(wanted, attempts=1 + len(losses))
 
 
 def listens(port: int) -> bool:
