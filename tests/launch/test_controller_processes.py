@@ -132,7 +132,7 @@ def test_a_hang_is_diagnosed_ended_and_gone_around(tmp_path: Path, root: Path) -
     bundle = json.loads(reader.tier.get(fencing.payload["evidence"]["incident"]))
     assert "in stuck" in bundle["stacks"]["1"] and "in wait_for_peer" in bundle["stacks"]["0"]
     assert reader.state.terminal is not None
-    # RECOV-01: found out, ended and recorded under the old generation, fenced by the next, healthy once proven
+    # RECOV-01: found out, ended and recorded under the old generation, fenced by the next, then proven
     order = [(entry.record.kind.value, entry.record.generation, entry.record.payload.get("state"))
              for entry in reader.entries()]  # fmt: skip
     steps = [
