@@ -149,6 +149,13 @@ def test_survivors_are_never_the_cause() -> None:
         assert (verdict.failure, verdict.culprit, verdict.place) == (F.F1, 2, "b"), verdict
 
 
+def test_an_echo_of_a_higher_class_is_still_an_echo() -> None:
+    """A timeout (F5) precedes a crash (F1), but not when it only tells of one."""
+    late = Words("RuntimeError", WATCHDOG, frames=IN_COLLECTIVE)
+    verdict = classify(Evidence(exits=(Exit(0, 1, "a", late), Exit(1, -9, "b")), step=3))
+    assert (verdict.failure, verdict.culprit, verdict.also) == (F.F1, 1, (F.F5,))
+
+
 def test_an_error_in_unknown_words_is_not_preferred_to_a_kill() -> None:
     exits = (
         Exit(0, 1, "a", said(RuntimeError("gone, in words of another version"))),

@@ -31,6 +31,12 @@ def test_a_single_bad_look_is_nothing() -> None:
     assert levels(Kind.LINK_SPEED, [1.0, 0.4, 1.0, 0.4, 0.4, 1.0, 1.0]) == [0] * 7
 
 
+def test_looks_that_are_bad_in_different_degrees_are_bad_all_the_same() -> None:
+    assert levels(Kind.LINK_SPEED, [0.4, 0.85, 0.4, 0.4, 0.4, 0.85]) == [0, 0, 1, 1, 1, 1]
+    assert levels(Kind.LINK_SPEED, [0.4, 0.85, 0.4, 0.4, 0.4, 0.4]) == [0, 0, 1, 1, 1, 2]
+    assert levels(Kind.LINK_SPEED, [0.4, 1.0, 0.4, 0.4]) == [0, 0, 0, 0], "a good look begins it anew"
+
+
 def test_what_is_better_but_not_well_stays() -> None:
     trace = [0.8, 0.8, 0.8, 0.95, 0.95, 0.95, 0.95, 0.98, 0.98, 0.98]
     assert levels(Kind.LINK_SPEED, trace) == [0, 0, 1, 1, 1, 1, 1, 1, 1, 0]
@@ -46,6 +52,7 @@ def test_correctable_errors_count_by_their_rate() -> None:
     assert levels(Kind.ECC_CORRECTABLE, [0, 1, 2, 3, 4]) == [0, 0, 0, 1, 1], "60 an hour"
     assert levels(Kind.ECC_CORRECTABLE, [0, 20, 40, 60, 80]) == [0, 0, 0, 2, 2], "1200 an hour"
     assert levels(Kind.ECC_CORRECTABLE, [900, 0, 0, 0]) == [0, 0, 0, 0], "the driver was loaded anew"
+    assert levels(Kind.ECC_CORRECTABLE, [900, 50, 100, 150]) == [0, 0, 0, 2], "and counts from nothing"
 
 
 def test_one_uncorrectable_error_is_enough() -> None:

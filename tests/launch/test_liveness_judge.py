@@ -132,6 +132,10 @@ def test_counters_come_first() -> None:
     assert "step 4" in found.reason and found.frames[-1] == "distributed_c10d.py:all_reduce"
 
 
+def test_who_is_behind_is_named_before_who_is_in_another_phase() -> None:
+    assert culprit({0: at(9.0, 4), 1: at(9.0, 5, Phase.SAVE), 2: at(9.0, 5)}, {}).rank == 0
+
+
 def test_who_never_beat_is_behind() -> None:
     assert culprit({0: at(9.0, -1, Phase.INIT), 1: None}, {}).rank == 1
 

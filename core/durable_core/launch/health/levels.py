@@ -114,7 +114,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Seen:
-    """One subject: ``streak`` looks in a row that speak for ``other`` instead of ``level``."""
+    """One subject: ``streak`` looks in a row that speak for ``other`` or more instead of ``level``."""
 
     level: Level = Level.GOOD
     other: Level = Level.GOOD
@@ -185,10 +185,14 @@ def _next(before: _Seen | None, rule: Rule, reading: Reading, now: float) -> _Se
         wanted = before.level  # better, but not well
     if wanted is before.level:
         return _Seen(before.level, wanted, 0, before.since, value, raw, now)
-    streak = before.streak + 1 if wanted is before.other else 1
+    streak, target = 1, wanted
+    if before.streak and (before.other > before.level) == (wanted > before.level):
+        # the same way as the looks before: as far as all of them go
+        streak = before.streak + 1
+        target = min(before.other, wanted) if wanted > before.level else max(before.other, wanted)
     if streak >= rule.looks:
-        return _Seen(wanted, wanted, 0, now, value, raw, now)
-    return _Seen(before.level, wanted, streak, before.since, value, raw, now)
+        return _Seen(target, target, 0, now, value, raw, now)
+    return _Seen(before.level, target, streak, before.since, value, raw, now)
 
 
 def _per_hour(before: _Seen | None, count: float, now: float) -> float | None:
