@@ -45,6 +45,9 @@ def poll(
 ) -> Program[T | None]:
     """Ask ``look`` until it has an answer; ``None`` when ``seconds`` have passed without one.
 
+    It is asked about five times as often as time has passed since the start, so that what takes long is
+    seen at most a fifth of that time later, up to ``longest_wait``.
+
     A tier that is unavailable for a moment is asked again. Looks at least once, and once more at the
     deadline, so a process that was stopped over it still sees what arrived meanwhile.
     """
@@ -59,4 +62,4 @@ def poll(
         if answer is not None or now >= deadline:
             return answer
         yield Wait(min(wait, max(deadline - now, 0.0)))
-        wait = min(2 * wait, longest_wait)
+        wait = min(1.25 * wait, longest_wait)

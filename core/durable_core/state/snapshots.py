@@ -8,6 +8,7 @@ so that no owner can turn a read into a signal.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ class Snapshot:
         self.path, self.seal = path, seal
         self._descriptor = descriptor
         self._begins = {info.slice: begin for info, begin in seal.begins()}
+        self._nbytes = seal.nbytes
 
     def read(self, offset: int, out: memoryview) -> None:
         """Fill ``out`` (writable bytes) from ``offset``, counted from the first tensor's first byte.
@@ -41,8 +43,8 @@ class Snapshot:
         """
         out = out.cast("B")
         end = offset + len(out)
-        if offset < 0 or end > self.seal.nbytes:
-            raise CorruptError(str(self.path), f"no bytes {offset} to {end} in {self.seal.nbytes}")
+        if offset < 0 or end > self._nbytes:
+            raise CorruptError(str(self.path), f"no bytes {offset} to {end} in {self._nbytes}")
         done = 0
         while done < len(out):
             try:
@@ -222,10 +224,23 @@ def _read_seal(path: Path, descriptor: int) -> Seal | str:
     data = os.pread(descriptor, header.seal_nbytes, header.seal_begin)
     if digests.xxh3(data) != header.seal_xxh3:
         raise DigestMismatchError(key, "the seal is not the one that the header names")
-    seal = decode_seal(data, key=key)
+    seal = _decoded(data, key)
     if header.seal_begin != seal_begin(seal.nbytes):
         raise FormatError(key, f"a seal at {header.seal_begin} behind {seal.nbytes} bytes of tensors")
     return seal
+
+
+def _decoded(data: bytes, key: str) -> Seal:
+    """A start looks at each slot several times, and decoding a seal is most of a look."""
+    try:
+        return _decoded_before(data)
+    except CorruptError:
+        return decode_seal(data, key=key)  # again, for an error that names the slot
+
+
+@functools.lru_cache(maxsize=32)
+def _decoded_before(data: bytes) -> Seal:
+    return decode_seal(data, key="")
 
 
 def is_live(path: Path) -> bool:
