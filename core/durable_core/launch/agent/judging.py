@@ -189,7 +189,7 @@ def _stopped(ended: Ended) -> Verdict:
 
 def _regrouped(ended: Ended, state: RunState) -> Verdict:
     """What another node has recorded of this generation is what the next workers follow."""
-    last = state.failures[-1] if state.failures else None
+    last = next(reversed(state.failures), None)
     if last is None or last.generation != state.generation or ended.cause is Cause.TOLD:
         return Verdict(None, ended.cause.value)
     known = str(last.payload["class"])

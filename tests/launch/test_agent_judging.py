@@ -1,0 +1,194 @@
+"""What follows the end of an attempt: with a journal that does not answer, and with what others have found
+out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from durable_core.clock import SystemClock
+from durable_core.commit.state import Failure, Life, RunState, Terminal
+from durable_core.commit.vector import Vector
+from durable_core.engine.launched import RunFiles
+from durable_core.engine.words import Request, Words, write
+from durable_core.errors import Fenced, TierUnavailable
+from durable_core.launch.agent.ended import Cause, Ended
+from durable_core.launch.agent.judging import Judge
+from durable_core.launch.books import Lapse
+from durable_core.launch.retry import Policy
+from durable_core.types import Token
+
+TOKEN = Token(3, "ours")
+
+
+class Ledger:
+    """The journal as the judge uses it. ``down``: it does not answer."""
+
+    name = "ours"
+
+    def __init__(self, state: RunState | None = None) -> None:
+        self.run = state or RunState(run_id="r", generation=3, launch_id="ours", active=True)
+        self.down = False
+        self.recorded: list[Lapse] = []
+        self.ends: list[str] = []
+        self.refuses = False
+
+    def state(self) -> RunState:
+        self._answer()
+        return self.run
+
+    def mine(self) -> Token:
+        self._answer()
+        return TOKEN
+
+    def failed(self, token: Token, lapse: Lapse) -> RunState:
+        self._answer()
+        if self.refuses:
+            raise Fenced("another launch")
+        self.recorded.append(lapse)
+        named = {"class": lapse.failure, "signature": lapse.signature, "evidence": lapse.evidence}
+        line = Failure(9, 3, lapse.op_id, {**lapse.details(), **named, "step": lapse.step}, 0.0)
+        self.run = RunState(**{**vars(self.run), "failures": self.run.failures.append(line)})
+        return self.run
+
+    def end(self, token: Token, reason: str) -> RunState:
+        self._answer()
+        self.ends.append(reason)
+        return self.run
+
+    def maintain(self, kind: object, payload: object) -> RunState:
+        self._answer()
+        return self.run
+
+    def _answer(self) -> None:
+        if self.down:
+            raise TierUnavailable("no answer")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> RunFiles:
+    return RunFiles(tmp_path).prepare()
+
+
+def judged(
+    files: RunFiles, ledger: Ledger | None, policy: Policy | None = None, **more: object
+) -> tuple[Judge, list[str], list[object]]:
+    said: list[str] = []
+    done: list[object] = []
+    books: Callable[[], object] = lambda: ledger  # noqa: E731
+    judge = Judge(files, SystemClock(), policy or Policy(), books, done.append, said.append, **more)  # type: ignore[arg-type]
+    return judge, said, done
+
+
+KILLED = Ended(Cause.FAILED, 3, {1: -9}, {0: -15})
+
+
+def test_a_journal_that_is_down_holds_nothing_up_and_is_told_later(files: RunFiles) -> None:
+    ledger = Ledger()
+    judge, said, _ = judged(files, ledger)
+    ledger.down = True
+    assert judge(KILLED).exit_code is None
+    assert ledger.recorded == [] and any("not recorded yet" in line for line in said)
+    ledger.down = False
+    assert judge(KILLED).exit_code is None
+    assert len(ledger.recorded) == 2
+    assert len({lapse.op_id for lapse in ledger.recorded}) == 2
+
+
+def test_what_is_not_recorded_counts_all_the_same(files: RunFiles) -> None:
+    ledger = Ledger()
+    ledger.down = True
+    judge, _, _ = judged(files, ledger, Policy(restarts=2))
+    assert [judge(KILLED).exit_code for _ in range(3)] == [None, None, 1]
+
+
+def test_a_run_that_is_anothers_is_not_written_to(files: RunFiles) -> None:
+    ledger = Ledger()
+    ledger.refuses = True
+    judge, said, _ = judged(files, ledger)
+    judge(KILLED)
+    assert ledger.recorded == [] and any("not this launch's any more" in line for line in said)
+
+
+def test_the_end_of_the_run_is_recorded_only_when_it_is_decided(files: RunFiles) -> None:
+    ledger = Ledger()
+    judge, _, _ = judged(files, ledger, Policy(restarts=0))
+    assert judge(KILLED).exit_code == 1
+    assert len(ledger.ends) == 1 and ledger.ends[0].startswith("budget_exceeded:restarts")
+    write(
+        files.words(1),
+        Words("durable_core.errors.UsageError", "no such flag", branch="UsageError", exit_code=2),
+    )
+    mended = Ledger()
+    judge, _, _ = judged(files, mended)
+    assert judge(Ended(Cause.FAILED, 3, {1: 2})).exit_code == 2
+    assert mended.ends == [], "a mistake that can be mended does not end the run"
+
+
+def test_a_planned_stop_is_clean_or_says_what_was_not(files: RunFiles) -> None:
+    ledger = Ledger()
+    judge, _, _ = judged(files, ledger)
+    assert judge(Ended(Cause.STOP, 3, {}, {0: 75, 1: 75})).exit_code == 75
+    dirty = judge(Ended(Cause.STOP, 3, {}, {0: 75, 1: -9}, forced=(7,)))
+    assert dirty.exit_code == 1 and "1: -9" in dirty.why
+    assert ledger.recorded == []
+
+
+def test_success_is_success_whatever_a_worker_did_afterwards(files: RunFiles) -> None:
+    over = Terminal("succeeded", 7, 1, {"c": 1, "target": None})
+    ledger = Ledger(RunState(run_id="r", generation=3, launch_id="ours", terminal=over))
+    judge, _, done = judged(files, ledger)
+    assert judge(KILLED).exit_code == 0
+    assert done == [ledger] and ledger.recorded == []
+
+
+def test_a_cancelled_run_is_not_started_again(files: RunFiles) -> None:
+    over = Terminal("cancelled", 7, None, {"principal": "me", "reason": "enough"})
+    ledger = Ledger(RunState(run_id="r", generation=3, launch_id="ours", terminal=over))
+    judge, _, done = judged(files, ledger)
+    verdict = judge(Ended(Cause.FAILED, 3, {0: 4, 1: 4}))
+    assert verdict.exit_code == 78 and "cancelled by me" in verdict.why
+    assert done == [ledger] and ledger.recorded == []
+
+
+def test_what_another_node_recorded_is_told_to_the_next_workers(files: RunFiles) -> None:
+    line = Failure(
+        9, 3, "f" * 32, {"class": "F12", "signature": "s", "step": 8, "evidence": {}, "onset": 8}, 0.0
+    )
+    state = RunState(run_id="r", generation=3, failures=Vector[Failure]().append(line))
+    judge, _, _ = judged(files, Ledger(state))
+    verdict = judge(Ended(Cause.REGROUP, 3))
+    assert (verdict.exit_code, verdict.reason, verdict.onset) == (None, "F12", 8)
+    older = RunState(**{**vars(state), "generation": 4})
+    judge, _, _ = judged(files, Ledger(older))
+    assert judge(Ended(Cause.REGROUP, 4)).reason == ""
+    judge, _, _ = judged(files, Ledger())
+    assert judge(Ended(Cause.REGROUP, 3)).reason == "", "nothing has failed yet"
+
+
+def test_a_hang_is_what_the_controller_has_seen(files: RunFiles) -> None:
+    stall = {"phase": "STEP", "age_s": 9.0, "limit_s": 3.0, "rank": 1, "place": "h", "frames": ["a.py:wait"]}
+    request = Request("o" * 32, "restart", 3, "F5", "it stands", {"stall": stall})
+    ledger = Ledger()
+    judge, _, _ = judged(files, ledger)
+    verdict = judge(Ended(Cause.REQUESTED, 3, {}, {0: -15, 1: -9}, request))
+    assert (verdict.exit_code, verdict.reason) == (None, "F5")
+    assert ledger.recorded[0].evidence["culprit"] == 1
+
+
+def test_nothing_secret_is_recorded(files: RunFiles) -> None:
+    write(files.words(1), Words("builtins.ValueError", "cannot log in with hunter2hunter2"))
+    ledger = Ledger()
+    judge, _, _ = judged(files, ledger, secrets=("hunter2hunter2",))
+    judge(Ended(Cause.FAILED, 3, {1: 1}))
+    assert "hunter2" not in str(ledger.recorded)
+
+
+def test_what_counts_against_budgets_of_the_run_file_is_asked_for(files: RunFiles) -> None:
+    lives = Vector[Life]().append(Life(1, 0.0))
+    ledger = Ledger(RunState(run_id="r", generation=3, launch_id="ours", lives=lives))
+    policy = Policy(limits={"wall_s": 10.0})
+    judge, _, _ = judged(files, ledger, policy, spent=lambda run: {"wall_s": 11.0})
+    assert "budget_exceeded:wall_s" in judge(KILLED).why
