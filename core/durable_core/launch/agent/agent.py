@@ -159,7 +159,7 @@ class Agent(LocalElasticAgent):
             if request.kind == "dump":
                 self._house.dump(self._by_rank(self._workers.pids()))
             elif request.kind == "drain":
-                return self._seen(Cause.STOP, request)
+                return self._seen(Cause.DRAINED, request)
             else:
                 return self._seen(Cause.REQUESTED, request)
         return None

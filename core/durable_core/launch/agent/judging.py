@@ -97,12 +97,14 @@ class Judge:
         over, mine = state.terminal, "" if books is None else books.name
         asked: Mapping[str, Any] = {} if ended.request is None else ended.request.evidence
         stall, unfit = asked.get("stall"), asked.get("unfit")
+        planned = ended.request is not None and ended.request.kind == "drain" and unfit is None
         return Evidence(
             exits,
             self._step(),
             stall=None if stall is None else Stall(**{**stall, "frames": tuple(stall["frames"])}),
             unfit=None if unfit is None else Unfit(**unfit),
             numeric=past.finding(state),
+            notice=ended.request.reason if planned and ended.request is not None else "",
             finished=over is not None and over.outcome == "succeeded",
             cancelled=str(over.detail.get("principal")) if over and over.outcome == "cancelled" else "",
             newer=state.launch_id if mine and mine in state.superseded else "",
