@@ -13,7 +13,6 @@ from session_helpers import start, state_at
 
 from durable_core import DurableSession, Integrity, Retention, events
 from durable_core.commit import trust
-from durable_core.detect.base import Step
 from durable_core.engine.inspect import open_run
 from durable_core.errors import NumericFault, UsageError
 from durable_core.session import Run
@@ -303,8 +302,11 @@ def test_a_warning_names_the_detector_and_the_onset(tmp_path: Path) -> None:
         train(tmp_path, 4, poison=3)
 
 
-def test_what_a_step_reports_costs_no_tensor(tmp_path: Path) -> None:
-    run, _ = opened(tmp_path)
-    run.integrity.note(Step(1, 1.0))
-    assert run.integrity.window == 3 and run.integrity.vindicated() is None
+def test_with_every_detector_off_nothing_is_judged(tmp_path: Path) -> None:
+    run, seen = opened(tmp_path, integrity=Integrity(non_finite=False, spikes=None))
+    for step in range(1, 6):
+        note(run, step, loss=math.nan)
+    assert run.integrity.window == 0 and run.integrity.vindicated() is None
     run.close()
+    assert not any(isinstance(event, events.NumericFaultFound) for event in seen)
+    assert known_good(tmp_path) == []

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
 from typing import Literal
 
 from durable_core.detect.base import About, Finding, Step, before, shown
@@ -78,38 +77,53 @@ class Spike:
         value = self._value(sample) if sample.updated else None
         if value is None:
             return None
-        centre, spread = self._scale(value)
-        if len(self._recent) < self._settings.warm_up or value <= centre + self._settings.limit * spread:
+        if len(self._sorted) < self._settings.warm_up or not self._exceeds(value, self._settings.limit):
             self._high.clear()
-            if value <= centre + self._settings.calm * spread:
-                self._told = False
+            self._told = self._told and self._exceeds(value, self._settings.calm)
             self._admit(value)
             return None
         if self._told:  # it is the level now: what is told once is let in, so that the alarm can end
             self._admit(value)
             return None
         self._high.append((sample.step, value))
-        if len(self._high) < self._settings.patience:
-            return None
-        return self._alarm(sample.step, centre, spread)
+        return self._alarm(sample.step) if len(self._high) == self._settings.patience else None
 
-    def _alarm(self, step: int, centre: float, spread: float) -> Finding:
-        self._told = True
+    def _alarm(self, step: int) -> Finding:
         first, high = self._high[0][0], [value for _, value in self._high]
+        centre = self._median()
+        spread = sorted(abs(x - centre) for x in self._sorted)[len(self._sorted) // 2]
+        above = (min(high) - centre) / max(NORMAL * spread, _floor(centre))
+        self._told = True
         for value in high:
             self._admit(value)
         self._high.clear()
-        above = (min(high) - centre) / spread
         low, middle = shown(self._shown(min(high))), shown(self._shown(centre))
         reason = (
             f"steps {first} to {step}: {self._metric} is at least {low}, {above:.1f} robust deviations above "
             f"its median, {middle}"
         )
-        evidence = {"deviations": f"{above:.2f}", "median": shown(self._shown(centre))}
         return Finding(
             self.about.name, self.about.version, "F12", self.about.name, step, before(first), reason,
-            evidence=evidence,
+            evidence={"deviations": f"{above:.2f}", "median": middle},
         )  # fmt: skip
+
+    def _exceeds(self, value: float, factor: float) -> bool:
+        """Whether ``value`` is more than ``factor`` robust deviations above the median.
+
+        It is when the (upper) median of the distances from the median is less than a certain reach, hence
+        when more than half of the values are nearer than that: two searches, and no sorting.
+        """
+        centre = self._median()
+        excess = value - centre
+        if excess <= factor * _floor(centre):
+            return False
+        reach = excess / (factor * NORMAL)
+        near = bisect_left(self._sorted, centre + reach) - bisect_right(self._sorted, centre - reach)
+        return near > len(self._sorted) // 2
+
+    def _median(self) -> float:
+        count = len(self._sorted)
+        return (self._sorted[(count - 1) // 2] + self._sorted[count // 2]) / 2
 
     def _value(self, row: Step) -> float | None:
         """``None`` for what is absent or not finite, which is another detector's."""
@@ -123,21 +137,14 @@ class Spike:
     def _shown(self, value: float) -> float:
         return value if self._metric == "loss" else math.exp(value)
 
-    def _scale(self, value: float) -> tuple[float, float]:
-        """Median and robust deviation; the deviation only for a value above the median, as no other is
-        judged."""
-        count = len(self._sorted)
-        if count < self._settings.warm_up:
-            return math.inf, 0.0
-        centre = (self._sorted[(count - 1) // 2] + self._sorted[count // 2]) / 2
-        if value <= centre:
-            return centre, 0.0
-        spread = NORMAL * median([abs(x - centre) for x in self._sorted])
-        return centre, max(spread, LEAST_SPREAD * abs(centre), math.ulp(1.0))
-
     def _admit(self, value: float) -> None:
         self._recent.append(value)
         insort(self._sorted, value)
         if len(self._recent) > self._settings.window:
             oldest = self._recent.popleft()
             del self._sorted[bisect_left(self._sorted, oldest)]
+
+
+def _floor(centre: float) -> float:
+    """The least spread that is believed."""
+    return max(LEAST_SPREAD * abs(centre), math.ulp(1.0))

@@ -125,7 +125,8 @@ class Watch:
         self._step = sample.step
         for detector in self._numbers:
             self._tell(detector.judge(sample))
-        if not sample.updated or (sample.loss is None and sample.grad_norm is None):
+        reported = sample.loss is not None or sample.grad_norm is not None
+        if not (self._numbers and sample.updated and reported):
             return
         self._fed = True
         if any(detector.standing for detector in self._numbers):
@@ -215,7 +216,7 @@ class Watch:
         if self._replay.standing or not self._judges:
             return None
         steps = [each.agreed for each in (self._replicas, self._recompute) if each is not None]
-        steps += [self._through] if self._fed and self._numbers else []
+        steps += [self._through] if self._fed else []
         if any(step is None for step in steps):
             return None
         return Vindicated(min(step for step in steps if step is not None), self._step, tuple(self._judges))
