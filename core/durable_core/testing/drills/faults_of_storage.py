@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from durable_core.format.record import Kind
 from durable_core.testing.drills import namespaces
 from durable_core.testing.drills.checks import Incident
 from durable_core.testing.drills.ground import DrillFailed, Ground
@@ -84,8 +85,10 @@ def damaged_shard(ground: Ground, defended: bool) -> Incident:
     shard = Path(ground.orders.root) / reader.manifest(info).objects[0].key
     damage(shard, truncated=ground.chance.random() < 0.5 and defended)
     code = ground.wait(ground.launch())
-    state = ground.reader.state
-    stepped = state.checkpoints[info.c].state.value == "corrupt"
+    stepped = any(
+        entry.record.kind is Kind.CHECKPOINT_CORRUPT and entry.record.payload["c"] == info.c
+        for entry in ground.reader.entries()
+    )
     return Incident(began, ((code, 0),), {"stepped down": "" if stepped else f"c{info.c} was believed"})
 
 
