@@ -301,6 +301,9 @@ def test_an_agent_that_was_relaunched_learns_from_the_one_that_stayed(tmp_path: 
         staying.next_rendezvous()
         joining.result(60)
     assert new.terms == staying.terms
+    for each in (staying, new):
+        each.num_nodes_waiting()
+    assert words.read_opened(new.files.opened) == words.read_opened(staying.files.opened) is not None
     assert (new.launch, new.attempt) == (launch, 2)
     assert new.terms is not None
     assert new.terms.generation == 1

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from torchrun_runs import SCRIPT, Logs, agent, children, cleaned, free_port, until
 
-from durable_core.engine import inspect
+from durable_core.engine import heartbeat, inspect
+from durable_core.engine.launched import RunFiles
 
 WAIT_S, STEPS = 120.0, 40
 
@@ -61,6 +62,11 @@ class Attempts:
             return numbers == {str(attempt)} and self.logs.stepping() is not None
 
         until(stepping, WAIT_S, f"steps of attempt {attempt}")
+
+    def known(self) -> bool:
+        """Whether the agents of both ranks know which run it is."""
+        places = [self.logs.starts(rank)[-1]["told"]["DURABLE_RUN_DIR"] for rank in range(2)]
+        return all(RunFiles(Path(place)).opened.exists() for place in places)
 
     def worker(self, rank: int) -> int:
         return int(self.logs.of(rank)[-1]["pid"])
@@ -133,12 +139,18 @@ def test_a_lost_node_is_replaced_also_when_it_hosts_the_rendezvous(
     agents.append(start(1))
     for attempt, lost in enumerate(losses, 1):
         run.step(attempt)
-        for pid in (agents[lost].pid, *children(agents[lost].pid)):
-            os.kill(pid, signal.SIGKILL)
+        until(run.known, WAIT_S, "every agent knows the run, so that any of them can claim")
+        left = children(agents[lost].pid)
+        agents[lost].kill()
         agents[lost].wait()
+        until(lambda left=left: not any(map(alive, left)), WAIT_S, "the end of what the agent left")
         agents[lost] = start(lost)
     assert [process.wait(WAIT_S) for process in agents] == [0, 0]
     run.check(wanted, attempts=1 + len(losses))
+
+
+def alive(pid: int) -> bool:
+    return heartbeat.process_start(pid) is not None
 
 
 def listens(port: int) -> bool:

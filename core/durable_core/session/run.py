@@ -7,7 +7,6 @@ method is called on the training thread, by all writers of the run alike.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from durable_core.engine import heartbeat, restore, uncaught
 from durable_core.engine.beats import Phase
 from durable_core.engine.copies import Fault
 from durable_core.engine.launched import Launched
-from durable_core.engine.parent import die_with
+from durable_core.engine.parent import follow
 from durable_core.engine.performer import Performer
 from durable_core.engine.roots import named
 from durable_core.engine.worker import Job
@@ -109,7 +108,7 @@ class Run:
         launched = Launched.of()
         uncaught.install(launched)
         if launched.attempt:  # under plain torchrun it would train on when its agent is killed
-            die_with(os.getppid())
+            follow()
         reporter = Reporter.here(launched, clock, named(root))
         tier = open_tier(root)
         spec = spec or RunSpec(roles=world.roles, promise=settings.promise)

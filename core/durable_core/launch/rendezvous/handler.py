@@ -83,7 +83,7 @@ class RunRendezvous(RendezvousHandler):
         self._info: RendezvousInfo | None = None
         self._workers_store: Store | None = None
         self._mirror: Mirror | None = None
-        self._lost = self._closed = False
+        self._lost = self._closed = self._shared = False
         self.terms: Terms | None = None
         self.claimed: Claimed | None = None
         self.restart = Restart()
@@ -245,7 +245,8 @@ class RunRendezvous(RendezvousHandler):
             return None
 
     def _begin(self, info: RendezvousInfo, terms: Terms) -> RendezvousInfo:
-        self.terms, self._info, self._lost = terms, info, False
+        self.terms, self._info = terms, info
+        self._lost = self._shared = False
         self._root, self._roles = self._root or terms.root, terms.roles
         self._nodes = info.world_size
         for kind in ("beats", "words", "stacks"):
@@ -277,8 +278,9 @@ class RunRendezvous(RendezvousHandler):
             self._root, self._roles = opened.root, opened.roles
 
     def _share_opened(self) -> None:
-        """Every node knows which run it is, so that a claim can be made whichever agent is lost."""
-        if self._roles or self._info is None or self._info.world_size == 1:
+        """Every node learns which run it is, once in a round: whichever agent is lost then, another one can
+        claim, and has what its controller needs."""
+        if self._shared or self._info is None or self._info.world_size == 1:
             return
         store = self._info.store
         opened = words.read_opened(self.files.opened)
@@ -288,6 +290,7 @@ class RunRendezvous(RendezvousHandler):
             document = json.loads(store.get(_OPENED))
             opened = words.Opened(**{**document, "roles": tuple(document["roles"])})
             words.write(self.files.opened, opened)
+        self._shared = opened is not None
         self._look_for_opened()
 
     def _books_of(self, root: str, launch: str) -> Books:
