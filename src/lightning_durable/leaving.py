@@ -14,11 +14,11 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from durable_core.clock import SystemClock
 from durable_core.errors import DurableError, FencedError, TierError
+from durable_core.session.poll import Poll, Wish
 from durable_core.session.run import Run
 from durable_core.session.world import collective_timeout
 from lightning_durable import hooks
 from lightning_durable.exits import DrainExit, FencedExit, SigtermFlag
-from lightning_durable.poll import Poll, Wish
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

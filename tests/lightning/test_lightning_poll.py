@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from lightning_durable.poll import MAX_STEPS, Poll, Wish
+from durable_core.session.poll import MAX_STEPS, Poll, Wish
 
 
 class Ranks:

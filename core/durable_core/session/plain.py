@@ -26,6 +26,7 @@ from durable_core.session.begun import Begun, left_within
 from durable_core.session.cadence import Cadence
 from durable_core.session.pairing import check_position, check_promise, check_share, loader_of
 from durable_core.session.places import Tiers
+from durable_core.session.poll import Poll, Wish
 from durable_core.session.recomputing import Recomputer
 from durable_core.session.run import Run
 from durable_core.session.saving import Due
@@ -67,6 +68,7 @@ class DurableSession:
         self._unprepared = True
         self._updated = False  # an optimizer has stepped since the last boundary
         self._term = threading.Event()
+        self._poll = Poll(run.world.greatest if len(run.world.roles) > 1 else None)
         self._process = os.getpid()
         self._previous_handler: Any = None
         self._hooks = [
@@ -240,7 +242,8 @@ class DurableSession:
 
         Batches handed over since the last call count as consumed by this step; as consumed without an update
         when no optimizer has stepped (a gradient scaler skips it after an overflow). Saves when the cadence
-        says so; ``True`` when it did. After SIGTERM it saves, waits, and raises ``Drained`` (exit 75).
+        says so; ``True`` when it did. After SIGTERM to any rank all save at the same step, wait, and raise
+        ``Drained`` (exit 75).
         ``Fenced`` when another process has taken the run over; ``NumericFault`` when the numbers are wrong
         and ``integrity`` says to stop.
         """
@@ -254,7 +257,8 @@ class DurableSession:
         self.run.boundary(self._step)
         self.run.integrity.examine(self._step, self._twice.parameters)
         self.run.watch(self._step, self._loader)
-        if self._term.is_set():
+        wish = Wish.DRAIN if self._term.is_set() else Wish.NOTHING
+        if self._poll.at(wish, self.run.clock.monotonic()) is Wish.DRAIN:
             self._drain()
         due = self.run.due(self._step)
         saved = due is not None and self._save(due=due)

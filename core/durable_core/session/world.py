@@ -95,6 +95,11 @@ class World:
         """True when every member says so."""
         return flag if len(self.roles) == 1 else all(self.all_gather(flag))
 
+    def greatest(self, values: tuple[int, int]) -> tuple[int, int]:
+        """Of each of the two the greatest that any member gives."""
+        first, second = zip(*self.all_gather(values), strict=True)
+        return max(first), max(second)
+
     def decide(self, decision: Callable[[], Any]) -> Any:
         """Run ``decision`` on the coordinator; every member gets its JSON value, or its error."""
         if len(self.roles) == 1:

@@ -1,4 +1,4 @@
-"""Agreement of all ranks on leaving the loop, without a collective at every step.
+"""L5. Agreement of all ranks on leaving the loop, without a collective at every step.
 
 Each rank may wish something (it got SIGTERM, it was fenced). All must act on it at the same step, or
 one of them waits for a gradient that never comes. So the ranks meet at polls: steps known to all, chosen
