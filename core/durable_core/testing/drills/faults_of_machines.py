@@ -13,7 +13,7 @@ from durable_core.testing.drills.checks import Incident, left_of
 from durable_core.testing.drills.ground import Ground, Launched
 from durable_core.testing.drills.orders import Injection
 
-DRAINED, FENCED, CANCELLED = 75, 76, 77
+DRAINED, FENCED, CANCELLED = 75, 76, 78
 
 
 def stale_writer(ground: Ground, defended: bool) -> Incident:
