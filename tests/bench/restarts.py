@@ -5,6 +5,7 @@ Each launcher runs the same job (``restarts_job.py``: two gloo workers, state in
 of its workers is killed (SIGKILL) again and again, in blocks that alternate between the launchers. Prints one
 JSON document; times are seconds after the kill, medians of the clean restarts with their spread.
 
+    restarted    seconds until the first new process was at the first line of the script
     clean        the first new group trained on, within --deadline
     orphans      processes of an older group, its helpers included, that lived when the new one trained, or
                  after the launcher had ended
@@ -26,6 +27,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import os
 import random
@@ -106,6 +108,8 @@ class Launch:
     seen: list[Seconds] = field(default_factory=list)
     facts: list[tuple[Seconds, str]] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
+    _marks: Marks = field(default_factory=list)
+    _read: int = 0
 
     def start(self) -> None:
         job = [
@@ -133,11 +137,13 @@ class Launch:
         return self.process.poll() is None
 
     def marks(self) -> Marks:
-        try:
-            lines = (self.folder / "marks").read_bytes().split(b"\n")[:-1]
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in lines]
+        """All so far; only what is new is read, for this process shares the machine it measures."""
+        with contextlib.suppress(FileNotFoundError), (self.folder / "marks").open("rb") as file:
+            file.seek(self._read)
+            whole, newline, _ = file.read().rpartition(b"\n")
+            self._read += len(whole + newline)
+            self._marks += map(json.loads, whole.splitlines())
+        return self._marks
 
     def stop(self) -> int:
         """As an operator would, then by force; how many processes were left by the launcher itself."""
@@ -195,32 +201,33 @@ def until(true: Callable[[], Any], seconds: Seconds) -> Any:
         found = true()
         if found:
             return found
-        time.sleep(0.005)
+        time.sleep(0.02)
     return None
 
 
 def trains(launch: Launch, since: Seconds, steps: int) -> Marks | None:
     """The marks of the newest group, once each of its ranks has made ``steps`` steps since then."""
-    fresh = [each for each in launch.marks() if each["at"] > since]
+    fresh = list(itertools.takewhile(lambda each: each["at"] > since, reversed(launch.marks())))[::-1]
     done = {rank: [e for e in fresh if e["rank"] == rank and e["what"] == "step"] for rank in range(WORKERS)}
     return fresh if all(len(lines) >= steps for lines in done.values()) else None
 
 
 def one_kill(launch: Launch, chance: random.Random) -> dict[str, Any]:
     """Kill one worker; what came of it. ``clean`` is false when another try was needed, or none helped."""
-    before = launch.marks()
-    steps = [each for each in before if each["what"] == "step"]
+    steps = [each for each in launch.marks() if each["what"] == "step"]
     victim = 1 if launch.args.stubborn else chance.randrange(WORKERS)
     pid = next(each["pid"] for each in reversed(steps) if each["rank"] == victim)
     killed = time.monotonic()
     os.kill(pid, signal.SIGKILL)
+    old = {each["pid"] for each in steps[-2 * WORKERS :]}
     fresh = until(lambda: trains(launch, killed, 1), launch.args.deadline)
+    new = [e["at"] for e in launch.marks() if e["what"] == "script" and e["pid"] not in old]
+    restarted = next((at - killed for at in new if at > killed), None)
     if fresh is None:
-        return {"clean": False, "why": "no new step within the deadline"}
+        return {"clean": False, "why": "no new step within the deadline", "restarted": restarted}
     groups = {
         rank: {e["pid"] for e in fresh if e["rank"] == rank and e["pid"] != pid} for rank in range(WORKERS)
     }
-    old = {each["pid"] for each in steps[-2 * WORKERS :]}
     workers = {e["pid"]: e for e in fresh if e["what"] == "step" and e["pid"] not in old}
     tries = max(len(pids - old) for pids in groups.values())
     made = {each: started(each) for each in workers}
@@ -233,6 +240,7 @@ def one_kill(launch: Launch, chance: random.Random) -> dict[str, Any]:
     )
     return {
         "clean": tries == 1, "tries": tries, "orphans": len(stale), "total": total, "steps_lost": lost,
+        "restarted": restarted,
         **_split(launch, fresh, old, killed, first),
     }  # fmt: skip
 
@@ -334,6 +342,9 @@ def summed(results: list[dict[str, Any]], left: int) -> dict[str, Any]:
     }
     if clean:
         found.update({key: spread(key) for key in ("total", "steps_lost", *PHASES)})
+    known = [each["restarted"] for each in results if each.get("restarted") is not None]
+    if known:
+        found["restarted"] = round(statistics.median(known), 3)
     return found
 
 
@@ -343,7 +354,7 @@ def main() -> None:
     )
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--per-launch", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=8, help="steps of each rank before a kill")
+    parser.add_argument("--steps", type=int, default=26, help="steps of each rank before a kill")
     parser.add_argument("--job", choices=("lightning", "plain"), default="lightning")
     parser.add_argument("--state-mb", type=float, default=100.0)
     parser.add_argument("--deadline", type=float, default=60.0)
@@ -355,7 +366,7 @@ def main() -> None:
     parser.add_argument("--keep", default="", help="a directory that logs and marks are copied to")
     args = parser.parse_args()
     if args.stubborn:
-        args.kills, args.per_launch, args.state_mb = 1, 1, 1.0
+        args.kills, args.per_launch, args.state_mb, args.deadline = 1, 1, 1.0, 90.0
     chance = random.Random(args.seed)
     names = args.only.split(",")
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}

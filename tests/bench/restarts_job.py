@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--root", required=True)
     parser.add_argument("--memory", default="/dev/shm")
     parser.add_argument("--memory-every", type=int, default=1)
-    parser.add_argument("--every", type=int, default=5)
+    parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--state-mb", type=float, default=100.0)
     parser.add_argument(
         "--stubborn", action="store_true", help="rank 0 outlives its peer and ignores SIGTERM"

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from durable_core.launch.agent import sweeping
-from durable_core.launch.agent.starting import Cold
+from durable_core.launch.agent.starting import Cold, Process
 from durable_core.launch.standby import environment, imports, pool, safety, wire, zygote
-from durable_core.launch.standby.pool import Process, Warm
+from durable_core.launch.standby.pool import Warm
 
 DEADLINE_S = 20.0
 _PR_SET_CHILD_SUBREAPER = 36
@@ -229,6 +229,7 @@ def test_what_makes_forking_unsafe_makes_standbys_serve_once(
     assert warm.reason == ""
     assert (ended(first), agent.report("0")["had"]) == (4, True)
     assert warm.pids == frozenset()
+    assert warm.doubts
 
     warm.tend()  # as many as were asked for, now that it is known that each serves once
     standbys = warm.pids
@@ -360,7 +361,7 @@ def test_a_standby_that_does_not_answer_is_given_up(agent: Agent, loads: Callabl
 LAUNCHER = """
 import os, sys
 from durable_core.launch.agent import sweeping
-from durable_core.launch.agent.starting import Cold
+from durable_core.launch.agent.starting import Cold, Process
 from durable_core.launch.standby import imports
 from durable_core.launch.standby.pool import Warm
 sweeping.become_subreaper()
@@ -455,7 +456,7 @@ def test_a_script_is_looked_at_and_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "script",
     [
-        "import wandb, deepspeed, mpi4py",
+        "import wandb, deepspeed, mpi4py, datasets",
         "def f():\n    import lightning",
         "from . import lightning",
         "import",

@@ -32,6 +32,7 @@ class Flags:
     root: str = ""
     spec: str = ""
     standbys: int = 0
+    standby_imports: tuple[str, ...] = ()
     kill_grace_s: float = 1.0
     stop_grace_s: float = 60.0
     max_restarts: int | None = None
@@ -56,6 +57,7 @@ ADDED: tuple[Added, ...] = (
     Added("--root", "The run's root. Default: the one that the script opens.", default=""),
     Added("--spec", "A run spec (YAML or JSON) to freeze and hold the script to.", default=""),
     Added("--standby", "Processes that have imported the frameworks and wait.", int, 0),
+    Added("--standby-import", "Further modules that they import, with commas between.", default=""),
     Added("--kill-grace", "Seconds from SIGTERM to SIGKILL after a failure.", float, 1.0),
     Added("--stop-grace", "Seconds for workers to drain at a planned stop.", float, 60.0),
     Added("--takeover", "Take the run over from another launch.", None, False),
@@ -109,8 +111,9 @@ def parse(arguments: Sequence[str], new_id: Callable[[], str]) -> Flags:
     except (AssertionError, ValueError) as error:
         raise UsageError(str(error), hint="durable launch --help") from error
     return Flags(
-        config, _command(args, entrypoint, rest), args.root, args.spec, args.standby, args.kill_grace,
-        args.stop_grace, restarts, args.takeover, not args.no_preflight, args.on_numeric,
+        config, _command(args, entrypoint, rest), args.root, args.spec, args.standby,
+        tuple(filter(None, args.standby_import.split(","))), args.kill_grace, args.stop_grace, restarts,
+        args.takeover, not args.no_preflight, args.on_numeric,
         {phase: limit for phase in LIMITS if (limit := getattr(args, f"{phase}_limit")) is not None},
     )  # fmt: skip
 

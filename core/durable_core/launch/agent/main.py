@@ -53,7 +53,7 @@ def launch(arguments: Sequence[str], say: Callable[[str], None], clock: Clock | 
         handler.files, clock, signals, lambda line: say(redacted(line, secrets)),
         lambda: _controller(flags, handler),
     )  # fmt: skip
-    starter: Starter = Warm(Cold(), flags.standbys) if flags.standbys else Cold()
+    starter: Starter = Warm(Cold(), flags.standbys, flags.standby_imports) if flags.standbys else Cold()
     try:
         verdict = _run(flags, handler, house, starter, secrets)
         house.say(verdict.why)

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 #: Packages whose import only loads code, as far as is known: whether it did so is looked at afterwards
-#: (``safety``). Everything else is imported by the worker itself, above all what lies beside the script: a
-#: restart is to run the code as it is then.
+#: (``safety``). Not pyarrow, which starts a thread, nor what brings it: a worker imports that by itself in
+#: less time than a standby that cannot fork takes. Above all not what lies beside the script: a restart is to
+#: run the code as it is then.
 _KNOWN = frozenset(
     {
-        "accelerate", "accelerate_durable", "datasets", "durable_core", "einops", "lightning",
-        "lightning_durable", "numpy", "pandas", "peft", "pyarrow", "pytorch_lightning", "safetensors",
-        "scipy", "sentencepiece", "sklearn", "tiktoken", "timm", "tokenizers", "torch", "torchaudio",
-        "torchmetrics", "torchvision", "transformers",
+        "accelerate", "accelerate_durable", "durable_core", "einops", "lightning", "lightning_durable",
+        "numpy", "peft", "pytorch_lightning", "safetensors", "scipy", "sentencepiece", "tiktoken", "timm",
+        "tokenizers", "torch", "torchaudio", "torchmetrics", "torchvision", "transformers",
     }
 )  # fmt: skip
 #: What these import when they are first used, which takes as long as the import itself.

@@ -19,8 +19,7 @@ from typing import Any
 from durable_core.launch.agent.starting import Process, Starter
 from durable_core.launch.standby import environment, imports, wire, zygote
 
-#: A standby that has not answered after this long is given up: three times what importing takes on a slow
-#: disk.
+#: Seconds after which a standby that has not answered is given up: more than imports take on a busy machine.
 PATIENCE_S = 60.0
 #: Standbys in a row that ended by themselves before they were of any use.
 _MOST_FAILURES = 3
@@ -42,7 +41,7 @@ class Adopted:
         return self._status
 
 
-@dataclass
+@dataclass(eq=False)
 class _Standby:
     process: subprocess.Popen[bytes]
     channel: socket.socket
@@ -58,9 +57,10 @@ class _Standby:
 
 class Warm:
     """``standbys``: how many workers are to be startable at once without importing. ``extra``: further
-    modules to
-    import. ``cold`` starts what cannot be taken from a standby; ``reason`` says why that was so the last
-    time.
+    modules to import. ``cold`` starts what cannot be taken from a standby.
+
+    ``reason``: why the last worker was started cold, ``""`` when it was not; ``doubts``: why standbys do not
+    fork, ``""`` while they do.
 
     The first worker's command and environment are those that standbys are made for. The agent has to be a
     subreaper, and to call all of this on its main thread, for a standby ends with the thread that started it.
@@ -69,11 +69,10 @@ class Warm:
     def __init__(
         self, cold: Starter, standbys: int, extra: Sequence[str] = (), *, patience_s: float = PATIENCE_S
     ) -> None:
-        self.reason = ""
+        self.reason = self.doubts = ""
         self._cold, self._standbys, self._extra, self._patience_s = cold, standbys, tuple(extra), patience_s
         self._made_for: _Made | None = None
         self._idle: list[_Standby] = []
-        self._serves_once = False
         self._failures = 0
         self._unfit = ""
 
@@ -98,20 +97,16 @@ class Warm:
         for standby in tuple(self._idle):
             while select.select([standby.channel], [], [], 0)[0] and self._hear(standby) is not None:
                 pass
-        wanted = self._standbys if self._serves_once else 1
-        while (
-            self._made_for
-            and not self._unfit
-            and self._failures < _MOST_FAILURES
-            and len(self._idle) < wanted
-        ):
-            self._idle.append(self._made_for.spawn(self._extra, self._patience_s))
+        wanted = self._standbys if self.doubts else 1
+        if self._made_for and not self._unfit and self._failures < _MOST_FAILURES:
+            while len(self._idle) < wanted:
+                self._idle.append(self._made_for.spawn(self._extra, self._patience_s))
 
     @property
     def ready(self) -> int:
         """How many workers could be started from standbys now."""
         waiting = sum(standby.waits for standby in self._idle)
-        return waiting if self._serves_once else self._standbys * waiting
+        return waiting if self.doubts else self._standbys * waiting
 
     @property
     def pids(self) -> frozenset[int]:
@@ -163,8 +158,7 @@ class Warm:
         return worker
 
     def _hear(self, standby: _Standby) -> Mapping[str, Any] | None:
-        """What it says next; ``None``: nothing any more (it ended, or did not answer in time), and it is
-        gone."""
+        """What it says next; ``None``: it has ended, or not answered in time, and is gone."""
         try:
             heard = wire.receive(standby.channel)
         except OSError:
@@ -176,13 +170,14 @@ class Warm:
         report = heard[0]
         if "doubts" in report:
             standby.waits = True
-            self._serves_once = bool(report["doubts"])
+            self.doubts = "; ".join(report["doubts"])
             self._unfit = "; ".join(report["unfit"])
         return report
 
     def _drop(self, standby: _Standby) -> None:
-        self._idle.remove(standby)
-        standby.end()
+        if standby in self._idle:
+            self._idle.remove(standby)
+            standby.end()
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ It forks if that is safe (``safety``); otherwise it can serve once. In both case
 back to the top of the stack and runs as ``python -m durable_core.launch.worker`` would.
 
 A worker that was forked is its agent's child like any other: the process between them ends, and the agent, a
-subreaper, inherits it. So its exit status reaches the agent by ``waitpid`` even when the standby is gone by
-then.
+subreaper, inherits it. So its exit status reaches the agent by ``waitpid`` even when the standby is gone.
 *Rejected:* exits told by the standby (they would be lost with it), ``clone(CLONE_PARENT)`` (passes over what
 libraries do before and after a fork).
 
@@ -32,8 +31,7 @@ from durable_core.launch import worker
 from durable_core.launch.standby import environment, imports, safety, wire
 
 WORKER = worker.__name__
-#: A variable that does nothing but keep room for the worker's mark in the environment that others see in
-#: /proc.
+#: A variable that only keeps room for the worker's mark in the environment that others see in /proc.
 ROOM = "DURABLE_STANDBY_ROOM"
 ROOM_BYTES = 256
 _MARK = "DURABLE_ATTEMPT"
@@ -43,8 +41,8 @@ _NOT_STARTED = 1
 @dataclass(frozen=True)
 class Job:
     """What to become. ``command``: the whole command line of the worker started cold; ``rest``: what follows
-    the worker's module in it. ``files``: 1 and 2, where they are not the agent's own, and the pipe to wait
-    at."""
+    the worker's module in it. ``files``: for ``streams`` (1 and 2, where they are not the agent's own), and
+    the pipe to wait at."""
 
     command: tuple[str, ...]
     rest: tuple[str, ...]
@@ -100,8 +98,7 @@ def _wait(channel: socket.socket, agent: int, *, forks: bool) -> Job | None:
 
 
 def _forked() -> int | None:
-    """The number of a new worker, which leads its own session and is the agent's child; ``None`` in the
-    worker."""
+    """The number of a new worker, the agent's child and leader of a session; ``None`` in the worker."""
     reading, writing = os.pipe()
     between = os.fork()
     if between == 0:
@@ -154,8 +151,7 @@ def _seed() -> None:
 
 
 def _show(job: Job) -> None:
-    """Let /proc/PID/environ and cmdline say what they would for a worker started cold, as far as there is
-    room.
+    """Let /proc/PID/environ and cmdline say what they would for a worker started cold, where there is room.
 
     Processes are found by the mark in their environment; what the worker forks has it from here. The memory
     is our own, and nothing points to it any more: the entry that is written over is one that nobody asks for.
