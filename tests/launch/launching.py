@@ -91,10 +91,19 @@ class Launcher:
 def launched(
     tmp_path: Path, *arguments: str, flags: tuple[str, ...] = (), script: Path = QUICK
 ) -> Iterator[Launcher]:
-    """``arguments``: of the script. Whatever happens, nothing of it is left at the end."""
-    log, output = tmp_path / "log", tmp_path / "output.txt"
+    """``arguments``: of the script, after the directory that it writes to."""
+    log = tmp_path / "log"
     log.mkdir(exist_ok=True)
-    command = ["--nproc-per-node", "2", *flags, str(script), str(log), *arguments]
+    with running(log, *flags, str(script), str(log), *arguments) as launcher:
+        yield launcher
+
+
+@contextmanager
+def running(log: Path, *arguments: str) -> Iterator[Launcher]:
+    """A launcher of 2 workers. ``log`` is on the command line of all that it starts: whatever happens,
+    nothing of that is left at the end."""
+    output = log.with_name("output.txt")
+    command = ["--nproc-per-node", "2", *arguments]
     process = _forks.Process(target=_run, args=(command, str(output)))
     process.start()
     launcher = Launcher(process, log, output)
