@@ -49,17 +49,19 @@ def test_without_a_restart_nothing_is_measured() -> None:
     assert measure([mark(1.0, "opened", 0, 5), mark(2.0, "step", 1, 5)], 2.5) == Measured(None, None, None)
 
 
-def test_a_drill_without_its_defence_passes_only_if_a_check_fails() -> None:
+def test_a_drill_without_its_defence_passes_only_if_the_check_that_is_about_it_fails() -> None:
     holds, fails = (Finding("same run", ""),), (Finding("same run", "another one"),)
-    assert Played("hang", True, 1.0, holds).passed
-    assert not Played("hang", True, 1.0, fails).passed
-    assert Played("hang", False, 1.0, fails).passed
-    assert not Played("hang", False, 1.0, holds).passed
-    assert Played("hang", False, 1.0, error="it did not end").passed
+    assert Played("hang", True, 1.0, findings=holds).passed
+    assert not Played("hang", True, 1.0, findings=fails).passed
+    assert Played("hang", False, 1.0, ("same run",), fails).passed
+    assert not Played("hang", False, 1.0, ("same run",), holds).passed
+    assert not Played("hang", False, 1.0, ("bounded",), fails).passed
+    assert not Played("hang", False, 1.0, ("same run",), error="the drill itself broke").passed
+    assert not Played("hang", True, 1.0, error="the drill itself broke").passed
 
 
 def test_the_report_names_what_was_found_and_fails_with_it() -> None:
-    bad = Played("hang", True, 1.0, (Finding("same run", "another one"),))
+    bad = Played("hang", True, 1.0, findings=(Finding("same run", "another one"),))
     found = answer([bad, Played("network", True, 0.0, skipped="no namespaces")], seed=3)
     assert found.exit_code == 1
     assert found.document["passed"] is False
@@ -68,7 +70,7 @@ def test_the_report_names_what_was_found_and_fails_with_it() -> None:
 
 
 def test_every_scenario_says_what_its_negative_control_switches_off() -> None:
-    assert all(row.without and row.title for row in SCENARIOS.values())
+    assert all(row.without and row.title and row.by for row in SCENARIOS.values())
     assert set(SHORT) <= set(SCENARIOS)
     with pytest.raises(UsageError, match="kill-in-compute"):
         chosen("kill-in-compte")

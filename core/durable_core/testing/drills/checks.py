@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,9 +80,9 @@ def measure(marks: Sequence[Mark], began: float) -> Measured:
 
 
 def judge(
-    ground: Ground, expected: Expected, incident: Incident, control: Mapping[str, Any]
+    ground: Ground, expected: Expected, incident: Incident, control: Callable[[int], Mapping[str, Any]]
 ) -> Iterator[Finding]:
-    """Every check on what is left. ``control``: step and digest of the run that nothing happened to."""
+    """Every check on what is left. ``control(steps)``: step and digest of a run that nothing happened to."""
     reader = ground.reader
     state = reader.state
     measured = measure(ground.marks(), incident.began)
@@ -93,7 +93,7 @@ def judge(
         "outcome", "" if outcome == expected.outcome else f"{outcome or 'none'}, not {expected.outcome}"
     )
     if expected.outcome == "succeeded":
-        yield Finding("same run", _same(ground.final(), control))
+        yield Finding("same run", _same(ground.final(), control(ground.orders.steps)))
     yield Finding("cursor", _continuous(reader))
     yield Finding("fencing", _fenced(reader))
     yield Finding("retries", _bounded(state, expected))

@@ -14,6 +14,8 @@ from durable_core.testing.drills.ground import Ground, Launched
 from durable_core.testing.drills.orders import Injection
 
 DRAINED, FENCED, CANCELLED = 75, 76, 78
+#: In which a cut network is seen.
+BOUND_S = 30.0
 
 
 def stale_writer(ground: Ground, defended: bool) -> Incident:
@@ -60,7 +62,7 @@ def node_loss(ground: Ground, defended: bool) -> Incident:
 def controller_kill(ground: Ground, defended: bool) -> Incident:
     """Three times; the workers do not notice, and another one takes over under the next epoch."""
     ground.order(steps=100)
-    launched = ground.launch(*(() if defended else ("--no-controller",)))
+    launched = ground.launch(without="" if defended else "controllers")
     began = ground.until_step(5).time
     for number in range(3):
         epoch = ground.reader.state.epoch
@@ -139,7 +141,7 @@ def world_size(ground: Ground, defended: bool) -> Incident:
 
 def network(ground: Ground, defended: bool) -> Incident:
     """Two hosts. The wire is cut for a second, which TCP bridges; then for longer than a step may take."""
-    with namespaces.machine() as inside:
+    with namespaces.machine(alone=True) as inside:
         hosts = namespaces.two_hosts(inside)
         ground.order(steps=120)
         limit = ("--step-limit", "4" if defended else "100000")
@@ -149,22 +151,10 @@ def network(ground: Ground, defended: bool) -> Incident:
                 *inside.prefix, *host, "env", f"GLOO_SOCKET_IFNAME=wire{number}",
                 f"TP_SOCKET_IFNAME=wire{number}"
             )  # fmt: skip
-            launched.append(
-                ground.launch(
-                    "--nnodes",
-                    "2",
-                    "--node-rank",
-                    str(number - 1),
-                    "--rdzv-endpoint",
-                    "10.9.0.1:29511",
-                    "--rdzv-id",
-                    "drill",
-                    "--local-addr",
-                    f"10.9.0.{number}",
-                    *limit,
-                    world=1,
-                )
-            )
+            launched.append(ground.launch(
+                "--nnodes", "2", "--node-rank", str(number - 1), "--rdzv-endpoint", "10.9.0.1:29511",
+                "--rdzv-id", "drill", "--local-addr", f"10.9.0.{number}", *limit, world=1,
+            ))  # fmt: skip
         ground.until_step(10)
         namespaces.wire(inside, up=False)
         ground.clock.sleep(1.0)
@@ -173,7 +163,7 @@ def network(ground: Ground, defended: bool) -> Incident:
         generation = ground.reader.state.generation
         began = ground.clock.monotonic()
         namespaces.wire(inside, up=False)
-        ground.until_true("the failure to be seen", lambda: bool(ground.reader.state.failures))
+        ground.until_true("bounded", lambda: bool(ground.reader.state.failures), within_s=BOUND_S)
         namespaces.wire(inside, up=True)
         codes = tuple((ground.wait(each), 0) for each in launched)
     kept = "" if bridged.generation == generation == 1 else "a second without network cost a restart"

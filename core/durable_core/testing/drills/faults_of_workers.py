@@ -7,13 +7,24 @@ from durable_core.testing.drills.ground import Ground
 from durable_core.testing.drills.orders import Injection, Mark
 
 NEVER = "100000"  # seconds
+#: In which a group that stands still is replaced: less than it takes torch to give a survivor up.
+BOUND_S = 30.0
 
 
-def _played(ground: Ground, *flags: str, exit_code: int = 0) -> Incident:
+def _played(ground: Ground, *flags: str, exit_code: int = 0, without: str = "") -> Incident:
     """One launch, in which the fault that was ordered happens."""
-    launched = ground.launch(*flags)
+    launched = ground.launch(*flags, without=without)
     began = ground.until("the fault", _injected).time
     return Incident(began, ((ground.wait(launched), exit_code),))
+
+
+def _bounded(ground: Ground, *flags: str) -> Incident:
+    """The same for what stands still for ever when nobody ends it."""
+    launched = ground.launch(*flags)
+    began = ground.until("the fault", _injected).time
+    fault = ground.until_next(began, within_s=BOUND_S)
+    exits = () if fault else ((ground.wait(launched), 0),)
+    return Incident(began, exits, {"bounded": fault})
 
 
 def _injected(marks: list[Mark]) -> Mark | None:
@@ -37,33 +48,35 @@ def kill_in_save(ground: Ground, defended: bool) -> Incident:
 
 def hang(ground: Ground, defended: bool) -> Incident:
     ground.order(Injection("hang", step=13, rank=1))
-    return _played(ground, "--step-limit", "3" if defended else NEVER)
+    return _bounded(ground, "--step-limit", "3" if defended else NEVER)
 
 
 def straggler(ground: Ground, defended: bool) -> Incident:
     """Told while it lasts, on the worker that is slow; nothing is restarted for it."""
     slow = Injection("slow", step=8, rank=1, argument="0.2")
-    ground.order(*([slow] if defended else []), steps=80)
-    launched = ground.launch()
-    told = ground.until_told("straggler", "rank 1") if defended else "nobody is slow"
+    ground.order(slow, steps=80)
+    launched = ground.launch(without="" if defended else "comparison")
+    told = ground.until_told("straggler", "rank 1")
     return Incident(ground.clock.monotonic(), ((ground.wait(launched), 0),), {"named": told})
 
 
 def stubborn(ground: Ground, defended: bool) -> Incident:
     ground.order(Injection("stubborn", step=13, rank=0), Injection("kill", step=13, rank=1), step_seconds=0.1)
-    return _played(ground, "--kill-grace", "2" if defended else NEVER)
+    return _bounded(ground, "--kill-grace", "2" if defended else NEVER)
 
 
 def deterministic(ground: Ground, defended: bool) -> Incident:
     """As often as it takes to see that it is the same each time; not until the budget is gone."""
     ground.order(Injection("raise", step=13, rank=1, once=False))
-    return _played(ground, *(() if defended else ("--repeat-limit", "1000")), exit_code=1)
+    return _played(
+        ground, "--max-restarts", "4", exit_code=1, without="" if defended else "signatures"
+    )  # fmt: skip
 
 
 def no_final_record(ground: Ground, defended: bool) -> Incident:
     leave = (Injection("leave", step=13, rank=rank, argument="0") for rank in range(ground.world))
     ground.order(*leave)
-    return _played(ground, *_restarting(defended))
+    return _played(ground, without="" if defended else "final record")
 
 
 def not_a_number(ground: Ground, defended: bool) -> Incident:

@@ -23,12 +23,18 @@ from durable_core.testing.drills.orders import Injection, Mark, Orders, read_mar
 
 RECORDS, OBJECTS = 48, 4
 POLL_S = 0.02
+#: In which another controller has the office when one was killed.
+TAKEOVER_S = 30.0
 MARK = "DURABLE_DRILL"
 SMALL = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 class DrillFailed(DurableError):
-    """What had to come of the scenario did not."""
+    """What had to come of the scenario did not; ``check``: in one word, what was waited for."""
+
+    def __init__(self, message: str, *, check: str = "end") -> None:
+        super().__init__(message)
+        self.check = check
 
 
 @dataclass
@@ -77,10 +83,12 @@ class Ground:
         """What every launch from here on trains."""
         self.orders = replace(self.orders, injections=injections, **changes)
 
-    def launch(self, *flags: str, world: int | None = None) -> Launched:
-        """``durable launch`` with the job, in the background."""
+    def launch(self, *flags: str, world: int | None = None, without: str = "") -> Launched:
+        """``durable launch`` with the job, in the background. ``without``: a defence that launcher and
+        controller have not."""
+        taken = ("-m", "durable_core.testing.drills.unguarded", without) if without else ("-m",)
         return self.start(
-            sys.executable, "-m", "durable_core.cli", "launch", "--root", self.orders.root,
+            sys.executable, *taken, "durable_core.cli", "launch", "--root", self.orders.root,
             "--nproc-per-node", str(world or self.world), "--no-preflight", *flags,
         )  # fmt: skip
 
@@ -141,9 +149,11 @@ class Ground:
     def marks(self) -> list[Mark]:
         return read_marks(Path(self.orders.marks))
 
-    def until(self, what: str, found: Callable[[list[Mark]], Mark | None]) -> Mark:
+    def until(
+        self, what: str, found: Callable[[list[Mark]], Mark | None], *, within_s: float | None = None
+    ) -> Mark:
         """The first mark that ``found`` picks. ``DrillFailed`` at the limit, or when no launcher is left."""
-        deadline = self.clock.monotonic() + self.limit_s
+        deadline = self.clock.monotonic() + (self.limit_s if within_s is None else within_s)
         while self.clock.monotonic() < deadline:
             over = all(each.process.poll() is not None for each in self.launches)
             mark = found(self.marks())
@@ -153,7 +163,7 @@ class Ground:
                 break
             self.clock.sleep(POLL_S)
         said = self.launches[-1].said() if self.launches else ""
-        raise DrillFailed(f"waited in vain for {what}; the launcher said: {said}")
+        raise DrillFailed(f"waited in vain for {what}; the launcher said: {said}", check=what)
 
     def until_step(self, step: int, *, after: float = 0.0, rank: int | None = None) -> Mark:
         """Some rank (or ``rank``) has done ``step`` or a later one, after that time."""
@@ -168,8 +178,31 @@ class Ground:
 
         return self.until(f"step {step}", found)
 
-    def until_true(self, what: str, holds: Callable[[], bool]) -> None:
-        self.until(what, lambda marks: Mark(0.0, what, 0, 0, 0, 0) if holds() else None)
+    def until_true(self, what: str, holds: Callable[[], bool], *, within_s: float | None = None) -> None:
+        self.until(what, lambda marks: Mark(0.0, what, 0, 0, 0, 0) if holds() else None, within_s=within_s)
+
+    def until_next(self, began: float, *, within_s: float) -> str:
+        """A generation that was opened after ``began`` has done a step; ``""``, or that none has in that
+        time: its processes are ended then."""
+
+        def found(marks: list[Mark]) -> Mark | None:
+            opened = {mark.pid for mark in marks if mark.what == "opened" and mark.time > began}
+            return next((mark for mark in marks if mark.what == "step" and mark.pid in opened), None)
+
+        try:
+            self.until("the next generation", found, within_s=within_s)
+        except DrillFailed as failure:
+            self.kill(self.launches[-1])
+            return failure.message
+        return ""
+
+    def until_reached(self, step: int) -> str:
+        """As ``until_step``; ``""``, or why it was not reached."""
+        try:
+            self.until_step(step)
+        except DrillFailed as failure:
+            return failure.message
+        return ""
 
     def until_told(self, *words: str) -> str:
         """``durable status`` says all of these words; ``""``, or what it said instead at the limit."""
@@ -199,7 +232,7 @@ class Ground:
 
     def until_epoch(self, epoch: int) -> None:
         """A controller has claimed that epoch or a later one."""
-        self.until_true(f"controller epoch {epoch}", lambda: self.reader.state.epoch >= epoch)
+        self.until_true("taken over", lambda: self.reader.state.epoch >= epoch, within_s=TAKEOVER_S)
 
     @property
     def reader(self) -> Reader:
@@ -214,6 +247,11 @@ class Ground:
         """Step and digest of the weights at the end; ``None`` if there was no end."""
         path = Path(self.orders.marks) / "final.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def noted(self) -> dict[int, dict[str, Any]]:
+        """The same after every step, of a job that was ordered to note it."""
+        lines = (Path(self.orders.marks) / "noted.jsonl").read_text(encoding="utf-8").splitlines()
+        return {row["step"]: row for row in map(json.loads, lines)}
 
 
 def make_records(home: Path, objects: int = OBJECTS) -> None:

@@ -112,17 +112,17 @@ class Job:
             CLOCK.sleep(left)  # the length of a step, so that what a drill costs in steps has a meaning
         run.step(loss=loss.item())
         self._mark("step", run.steps)
+        if self.orders.noted and self.rank == 0:
+            with (Path(self.orders.marks) / "noted.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(reached(run.steps, model)) + "\n")
         if self.orders.wait:
             run.flush()
 
     def _end(self, step: int, model: nn.Module) -> None:
         self._mark("ended", step)
         if self.rank == 0:
-            whole = hashlib.sha256()
-            for name, value in sorted(model.state_dict().items()):
-                whole.update(name.encode() + value.numpy().tobytes())
             path = Path(self.orders.marks) / "final.json"
-            path.write_text(json.dumps({"step": step, "digest": whole.hexdigest()}), encoding="utf-8")
+            path.write_text(json.dumps(reached(step, model)), encoding="utf-8")
 
     # --- what is done to it ------------------------------------------------------------------
 
@@ -188,6 +188,15 @@ def augmented(record: Any) -> dict[str, Tensor]:
     """Drawn anew whenever the record is read: of the sample's own random stream."""
     x = torch.tensor(record["x"])
     return {"x": x + 0.1 * torch.randn(x.shape), "y": torch.tensor(record["y"])}
+
+
+def reached(step: int, model: nn.Module) -> dict[str, Any]:
+    """Where a run has got to: the step, and the digest of its weights."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    whole = hashlib.sha256()
+    for name, value in sorted(inner.state_dict().items()):
+        whole.update(name.encode() + value.numpy().tobytes())
+    return {"step": step, "digest": whole.hexdigest()}
 
 
 def flip(parameter: nn.Parameter) -> None:

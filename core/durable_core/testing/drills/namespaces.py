@@ -19,14 +19,16 @@ _TOOLS_S = 20.0
 
 @dataclass(frozen=True)
 class Inside:
-    """A namespace that is held open by process ``pid``."""
+    """A namespace that is held open by process ``pid``; ``alone``: it has a network of its own."""
 
     pid: int
+    alone: bool = False
 
     @property
     def prefix(self) -> tuple[str, ...]:
         """Before a command that is to run in it."""
-        return ("nsenter", "-t", str(self.pid), "-U", "-m", "-n", "--preserve-credentials")
+        network = ("-n",) if self.alone else ()
+        return ("nsenter", "-t", str(self.pid), "-U", "-m", *network, "--preserve-credentials")
 
     def run(self, *command: str) -> None:
         done = subprocess.run(
@@ -56,17 +58,22 @@ def unavailable() -> str:
 
 
 @contextlib.contextmanager
-def machine() -> Iterator[Inside]:
-    """``UnsupportedError`` where it cannot be had."""
+def machine(*, alone: bool = False) -> Iterator[Inside]:
+    """With mounts of its own, and if ``alone`` with a network of its own in which there is loopback only.
+    ``UnsupportedError`` where it cannot be had."""
     if why := unavailable():
         raise UnsupportedError(why)
     holder = subprocess.Popen(
-        ("unshare", "-rmn", "sh", "-c", "echo ready; exec cat"), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+        ("unshare", "-rmn" if alone else "-rm", "sh", "-c", "echo ready; exec cat"),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
     try:
         assert holder.stdout is not None
         holder.stdout.readline()
-        yield Inside(holder.pid)
+        inside = Inside(holder.pid, alone)
+        if alone:
+            inside.run("ip", "link", "set", "lo", "up")
+        yield inside
     finally:
         holder.kill()
         holder.wait()
@@ -90,7 +97,6 @@ def two_hosts(inside: Inside) -> tuple[tuple[str, ...], tuple[str, ...]]:
     ``inside.prefix``."""
     inside.run("mount", "-t", "tmpfs", "none", "/run")
     inside.run("mkdir", "-p", "/run/netns")
-    inside.run("ip", "link", "set", "lo", "up")
     inside.run("ip", "link", "add", "wire1", "type", "veth", "peer", "name", "wire2")
     for number in (1, 2):
         name = f"host{number}"

@@ -13,7 +13,7 @@ from durable_core.errors import UsageError
 Kind = Literal["kill", "point", "hang", "slow", "raise", "nan", "flip", "leave", "stubborn", "disk"]
 
 #: What can be taken away, to see the drill fail without it.
-DEFENCES = ("fencing", "verification", "detectors", "seeding")
+DEFENCES = ("fencing", "verification", "detectors")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Orders:
 
     ``marks``: a directory, where each rank says how far it is; ``data``: the directory with the records.
     ``memory``: a directory in memory for snapshots of every step, ``""`` for none. ``agree_every``: how often
-    replicas are compared; ``wait``: every step waits until it is saved; ``promise``: ``""`` for the default.
+    replicas are compared; ``wait``: every step waits until it is saved; ``promise``: ``""`` for the default;
+    ``noted``: the digest of the weights is written down after every step.
     """
 
     root: str
@@ -56,6 +57,7 @@ class Orders:
     on_breach: Literal["continue", "pause", "abort"] = "continue"
     rpo_steps: int | None = None
     wait: bool = False
+    noted: bool = False
     injections: tuple[Injection, ...] = ()
     without: tuple[str, ...] = ()
 

@@ -17,7 +17,7 @@ from durable_core.tier.base import Buffer
 from durable_core.tier.posix import PosixTier
 
 #: Seconds that each write to a storage takes that hangs.
-HANGING_S = 4.0
+HANGING_S = 1.0
 
 
 def take_away(defences: Iterable[str]) -> None:
