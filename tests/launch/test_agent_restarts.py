@@ -66,13 +66,16 @@ def test_without_a_journal_the_same_failure_ends_the_launch(tmp_path: Path) -> N
         assert len(launcher.lines(rank=1, event="start")) == 3
 
 
-def test_the_budget_of_restarts_is_that_of_the_run(tmp_path: Path, root: Path) -> None:
-    with launched(tmp_path, "wait", flags=("--root", str(root), "--max-restarts", "1")) as launcher:
+def test_the_budget_of_a_launch_ends_the_launch_and_not_the_run(tmp_path: Path, root: Path) -> None:
+    with launched(tmp_path, "wait", flags=("--root", str(root), "--max-restarts", "0")) as launcher:
         kill(launcher.seen(2, event="ready", attempt="1")[0]["pid"])
-        kill(launcher.seen(2, event="ready", attempt="2")[0]["pid"])
         assert launcher.ended() == 1, launcher.said()
-        assert "budget_exceeded:restarts" in launcher.said()
-    assert open_run(root).state.terminal.outcome == "failed"
+        assert "--max-restarts 0" in launcher.said()
+    state = open_run(root).state
+    assert state.terminal is None and len(state.failures) == 1
+    (tmp_path / "log" / "go").touch()
+    with launched(tmp_path, "finish", str(root), flags=("--root", str(root))) as launcher:
+        assert launcher.ended() == 0, launcher.said()
 
 
 def test_ending_with_0_without_a_final_record_is_a_failure(tmp_path: Path, root: Path) -> None:

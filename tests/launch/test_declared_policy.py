@@ -34,6 +34,20 @@ def test_what_is_declared_decides() -> None:
     assert (found.backoff_s, found.backoff_max_s, found.limits) == (0.5, 8.0, {"wall_s": 60.0})
 
 
+@pytest.mark.parametrize(
+    ("declared", "asked", "of_run", "of_launch"),
+    [(None, None, 10, None), (None, 0, 10, 0), (None, 50, 50, 50), (3, None, 3, None), (3, 0, 3, 0),
+     (3, 50, 3, 50)],
+)  # fmt: skip
+def test_a_flag_binds_its_launch_and_the_run_file_the_run(
+    declared: int | None, asked: int | None, of_run: int, of_launch: int | None
+) -> None:
+    flags = parse([*(() if asked is None else ("--max-restarts", str(asked))), "train.py"], lambda: "id")
+    spec = RunSpec(failure=FailurePolicy(max_restarts=declared))
+    found = Terms(flags, runfile.Declared(spec, {})).policy
+    assert (found.restarts, found.launch_restarts) == (of_run, of_launch)
+
+
 def test_every_budget_has_what_it_is_held_against() -> None:
     budgets = Budgets(
         device_hours=1, wall_seconds=1, cost=1, currency="EUR", device_hour_price=3, failures=1, lost_steps=1

@@ -165,6 +165,20 @@ def test_what_is_planned_never_runs_out() -> None:
     assert story.decide(of(F.F4)).delay_s == 0
 
 
+def test_what_a_launch_may_restart_ends_it_before_the_run_is_lost() -> None:
+    story = Story(replace(FAST, launch_restarts=1))
+    same = of(F.F1, sign="s", origin=Origin.UNKNOWN)
+    assert story.fail(same).again
+    last = story.fail(same)
+    assert (last.action, last.failure, last.exit_code) == (Action.STOP, F.F1, 1), (
+        "the same twice is F7, later"
+    )
+    assert last.reason.startswith("--max-restarts 1: 1 used")
+    assert story.decide(of(F.F6)).again, "what is charged to nobody is not counted here either"
+    story.policy = FAST
+    assert story.decide(same).failure is F.F7, "without the flag the run's own rules hold"
+
+
 def test_a_class_s_own_budget() -> None:
     story = Story(replace(FAST, budgets={F.F5: 1}))
     assert story.fail(of(F.F5, sign="x")).again
@@ -396,7 +410,8 @@ def test_deterministic_and_never_more_lenient_after_one_failure_more(
 
 @pytest.mark.parametrize(
     "change",
-    [{"restarts": -1}, {"budgets": {F.F5: -1}}, {"backoff_s": -1.0}, {"backoff_s": 9.0, "backoff_max_s": 1.0},
+    [{"restarts": -1}, {"launch_restarts": -1}, {"budgets": {F.F5: -1}}, {"backoff_s": -1.0},
+     {"backoff_s": 9.0, "backoff_max_s": 1.0},
      {"jitter": "some"}, {"repeats": 1}, {"repeats_elsewhere": 1}, {"domain_losses": 1}],
 )  # fmt: skip
 def test_a_policy_that_is_none_is_refused(change: dict[str, object]) -> None:

@@ -39,7 +39,9 @@ class Policy:
     """How often and how quickly. ``UsageError`` for values that are none.
 
     ``restarts``: charged failures that may stand unforgiven, over all classes; ``budgets``: the same for
-    single classes, instead of the table's. ``backoff_s``: before the second restart without progress,
+    single classes, instead of the table's. Spent, they end the run. ``launch_restarts``: what the command
+    line of one launch allows of ``restarts``, ``None``: nothing was said; spent, it ends that launch alone,
+    whatever else is due. ``backoff_s``: before the second restart without progress,
     doubled for each more up to ``backoff_max_s``; ``jitter``: ``equal`` (between half of it and all),
     ``full`` (between nothing and all: most spread, AWS's "full jitter") or ``none``. ``repeats``: equal
     failures of the program on one placement that prove it deterministic; ``repeats_elsewhere``: placements
@@ -58,10 +60,11 @@ class Policy:
     domain_losses: int = DOMAIN_LOSSES
     domain_window_s: float = 600.0
     limits: Mapping[str, float] = field(default_factory=dict)
+    launch_restarts: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("restarts", *self.budgets):
-            value = self.restarts if name == "restarts" else self.budgets[F(name)]
+        of_launch = {} if self.launch_restarts is None else {"--max-restarts": self.launch_restarts}
+        for name, value in {"restarts": self.restarts, **of_launch, **self.budgets}.items():
             if value < 0:
                 raise UsageError(f"failure policy: budget of {name}: {value}", hint="0 or more restarts")
         if not (math.isfinite(self.backoff_s) and 0 <= self.backoff_s <= self.backoff_max_s):
@@ -211,6 +214,17 @@ def _spent(case: _Case) -> Decision | None:
     return None
 
 
+def _launch_over(case: _Case) -> Decision | None:
+    """Whoever allows a launch few restarts wants to look at the failure, not to lose the run: so this comes
+    before all that would end it by what the journal has counted."""
+    allowed, failure = case.policy.launch_restarts, case.verdict.failure
+    used = sum(one.charged for one in case.standing)
+    if allowed is None or not TABLE[failure].charged or used < allowed:
+        return None
+    why = f"--max-restarts {allowed}: {used} used without progress; last: {case.verdict.reason}"
+    return _stop(case, failure, why, terminal=False)
+
+
 def _numeric(case: _Case) -> Decision | None:
     """One replay tells the data from the hardware: the same fault at the same step again is the data's (or
     the hyperparameters'); a replay that came past the step has shown that the machine computed wrong
@@ -276,7 +290,7 @@ def _domain(case: _Case) -> Decision | None:
 
 
 _RULES: tuple[Callable[[_Case], Decision | None], ...] = (
-    _no_retry, _spent, _repeated, _numeric, _domain,
+    _no_retry, _spent, _launch_over, _repeated, _numeric, _domain,
 )  # fmt: skip
 
 

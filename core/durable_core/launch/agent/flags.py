@@ -39,7 +39,14 @@ class Flags:
     takeover: bool = False
     preflight: bool = True
     on_numeric: str = ""
+    pilot: str = ""
+    chaos_every_s: float | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def script(self) -> tuple[str, ...]:
+        """``command`` without how it is run: the script (``-m`` and the module), and its arguments."""
+        return self.command[self.command.index(RUNNER) + 1 :] if RUNNER in self.command else self.command
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,8 @@ ADDED: tuple[Added, ...] = (
         "--on-numeric", "What workers do about wrong numbers. Default: as the script says.", str, "",
         ("stop", "continue"),
     ),
+    Added("--pilot", "Refuse to start without this record of a pilot that passed; or waive:REASON.", str, ""),
+    Added("--chaos-every", "Kill a worker at some instant of every period of so many seconds.", float),
     *(
         Added(f"--{phase}-limit", f"Seconds without progress in phase {phase} that count as a hang.", float)
         for phase in LIMITS
@@ -74,7 +83,7 @@ ADDED: tuple[Added, ...] = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """torchrun's, with ours. ``--max-restarts`` is the budget of the run, over all nodes and launches."""
+    """torchrun's, with ours. ``--max-restarts`` bounds this launch, over all its nodes."""
     found: argparse.ArgumentParser = get_args_parser()
     found.prog = "durable launch"
     _add(found.add_argument_group("durable"))
@@ -113,7 +122,7 @@ def parse(arguments: Sequence[str], new_id: Callable[[], str]) -> Flags:
     return Flags(
         config, _command(args, entrypoint, rest), args.root, args.spec, args.standby,
         tuple(filter(None, args.standby_import.split(","))), args.kill_grace, args.stop_grace, restarts,
-        args.takeover, not args.no_preflight, args.on_numeric,
+        args.takeover, not args.no_preflight, args.on_numeric, args.pilot, args.chaos_every,
         {phase: limit for phase in LIMITS if (limit := getattr(args, f"{phase}_limit")) is not None},
     )  # fmt: skip
 
@@ -154,6 +163,7 @@ def usage(epilog: str) -> str:
     _add(shown)
     shown.add_argument(
         "--max-restarts", type=int, metavar="N",
-        help="Restarts without progress that are charged, over all nodes and launches of the run.",
+        help="Restarts without progress that are charged, over all nodes; beyond them this launch ends. How "
+        "many end the run, its run file declares.",
     )  # fmt: skip
     return shown.format_help()

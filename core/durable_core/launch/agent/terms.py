@@ -43,10 +43,18 @@ class Terms:
 
     @property
     def policy(self) -> Policy:
-        """The run file's; a flag that was given wins."""
+        """The run file's budgets bind every launch, and end the run; ``--max-restarts`` binds this launch,
+        and takes the place of a budget that nobody declared."""
         policy = Policy() if self.file is None else declared.policy(self.file.spec)
-        restarts = self.flags.max_restarts
-        return policy if restarts is None else replace(policy, restarts=restarts)
+        asked = self.flags.max_restarts
+        if asked is None:
+            return policy
+        open_ended = self.spec.failure.max_restarts is None
+        return replace(
+            policy,
+            launch_restarts=asked,
+            restarts=max(asked, policy.restarts) if open_ended else policy.restarts,
+        )
 
     def spent(self, clock: Clock) -> Callable[[RunState], Mapping[str, float]]:
         """What counts against the budgets of the run file."""
