@@ -4,6 +4,7 @@ out."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,17 @@ def test_a_journal_that_is_down_holds_nothing_up_and_is_told_later(files: RunFil
     assert judge(KILLED).exit_code is None
     assert len(ledger.recorded) == 2
     assert len({lapse.op_id for lapse in ledger.recorded}) == 2
+
+
+def test_what_scheduled_chaos_did_is_in_the_evidence(files: RunFiles) -> None:
+    ledger = Ledger()
+    judge, _, _ = judged(files, ledger)
+    judge(replace(KILLED, provoked="scheduled chaos kills rank 1"))
+    judge(KILLED)
+    assert [lapse.evidence.get("provoked") for lapse in ledger.recorded] == [
+        "scheduled chaos kills rank 1",
+        None,
+    ]
 
 
 def test_what_is_not_recorded_counts_all_the_same(files: RunFiles) -> None:

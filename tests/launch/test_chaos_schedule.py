@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
+from controller_world import FakeClock
 
 from durable_core.errors import UsageError
-from durable_core.launch.chaos import Chaos
+from durable_core.launch.chaos import Chaos, Scheduled
 
 WEEK = 7 * 86400.0
 
@@ -60,3 +63,47 @@ def test_every_worker_may_be_hit() -> None:
 def test_no_period_is_refused() -> None:
     with pytest.raises(UsageError, match="week"):
         Chaos(0.0, "run")
+
+
+WORKERS = {0: 100, 1: 101, 2: 102}
+
+
+def kept(clock: FakeClock) -> tuple[Scheduled, list[tuple[int, int]], list[str]]:
+    killed: list[tuple[int, int]] = []
+    said: list[str] = []
+    return Scheduled(Chaos(WEEK, "run"), clock, said.append, lambda *one: killed.append(one)), killed, said
+
+
+def test_an_agent_that_looks_every_minute_kills_one_worker_a_week() -> None:
+    clock = FakeClock(wall=2900 * WEEK)
+    scheduled, killed, said = kept(clock)
+    done = []
+    while clock.now() < 2910 * WEEK:
+        clock.sleep(60.0)
+        done += filter(None, [scheduled.tend(WORKERS)])
+    assert done == said and len(killed) == 10
+    assert {number for _, number in killed} == {signal.SIGKILL}
+    assert {pid for pid, _ in killed} <= set(WORKERS.values()) and len(set(killed)) > 1
+    assert [f"period {period}" in line for period, line in zip(range(2900, 2910), said, strict=True)] == [
+        True
+    ] * 10
+
+
+def test_a_fault_that_finds_nobody_is_over() -> None:
+    clock = FakeClock(wall=2900 * WEEK)
+    scheduled, killed, said = kept(clock)
+    clock.wall = Chaos(WEEK, "run").instant(2900) + 1
+    assert scheduled.tend({}) == ""
+    clock.sleep(1.0)
+    assert scheduled.tend(WORKERS) == "" and killed == [] and said == []
+
+
+def test_what_is_gone_already_cannot_be_killed() -> None:
+    clock = FakeClock(wall=2900 * WEEK)
+
+    def gone(pid: int, number: int) -> None:
+        raise ProcessLookupError(pid)
+
+    scheduled = Scheduled(Chaos(WEEK, "run"), clock, lambda line: None, gone)
+    clock.wall = Chaos(WEEK, "run").instant(2900) + 1
+    assert "kills rank" in scheduled.tend(WORKERS)

@@ -11,7 +11,7 @@ import click
 from durable_core.cli.output import EXIT_CODES, FAILED, OK, Answer, Table, show
 
 if TYPE_CHECKING:
-    from durable_core.testing.pilot import PilotRecord
+    from durable_core.launch.pilot import PilotRecord
 
 
 @click.command(
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 def pilot(
     out: str, kills: int, workers: int, seed: int, limit: float, as_json: bool, command: tuple[str, ...]
 ) -> int:
-    """Run a script at small scale, once undisturbed and once with its workers killed, and compare.
+    """Run a script at small scale, with and without kills; compare.
 
-    Give the script's own arguments, made small, with {root} where the root belongs. What passed is noted
-    in a file, which `durable launch --pilot FILE` asks for before it starts the run in full.
+    One run is undisturbed, in the other workers are killed: weights and samples must be the same.
+    Give the script's own arguments, made small, with {root} where the root belongs. What came of it is
+    noted in a file, failures included. Ends with 1 when it has not passed.
     """
     from durable_core.testing.pilot import Pilot
 

@@ -1,12 +1,17 @@
 """L5. Scheduled chaos: at least one fault in every period, at an instant that nobody knows beforehand but
-that can be replayed (LIFE-10, LIFE-12). Pure: time and the identity of the run are arguments.
+that can be replayed (LIFE-10, LIFE-12). The schedule is pure: time and the identity of the run are arguments.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
+from durable_core.clock import Clock
 from durable_core.errors import UsageError
 
 
@@ -45,3 +50,28 @@ class Chaos:
         """In [0, 1): the same for the same run, seed and period, on every machine."""
         text = f"{self.run_id} {self.seed} {period} {what}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") / 2**56
+
+
+class Scheduled:
+    """The schedule, kept by whoever looks often. ``say``: one line for the operator."""
+
+    def __init__(
+        self, chaos: Chaos, clock: Clock, say: Callable[[str], None],
+        kill: Callable[[int, int], None] = os.kill,
+    ) -> None:  # fmt: skip
+        self._chaos, self._clock, self._say, self._kill = chaos, clock, say, kill
+        self._last = clock.now()
+
+    def tend(self, workers: Mapping[int, int]) -> str:
+        """Kill one of ``workers`` (rank -> pid) if that is due; what was done, ``""``: nothing. A fault
+        that finds nobody is not made up for."""
+        last, self._last = self._last, self._clock.now()
+        period = self._chaos.due(last, self._last)
+        if period is None or not workers:
+            return ""
+        rank = sorted(workers)[self._chaos.victim(period, len(workers))]
+        done = f"scheduled chaos kills rank {rank}, process {workers[rank]}, in period {period}"
+        self._say(done)
+        with suppress(ProcessLookupError):
+            self._kill(workers[rank], signal.SIGKILL)
+        return done

@@ -13,8 +13,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from durable_core.clock import Clock, SystemClock
@@ -22,63 +21,13 @@ from durable_core.commit.state import RunState
 from durable_core.engine import audit
 from durable_core.engine.inspect import Reader, open_run
 from durable_core.errors import DurableError, FormatError, NotFoundError, UsageError
-from durable_core.format import digests
 from durable_core.format.manifest import Manifest
+from durable_core.launch.pilot import Part, PilotRecord, subject_of
 
-VERSION = 1
 #: In the arguments of the script: becomes the root of that life of the pilot.
 ROOT = "{root}"
 MARK = "DURABLE_PILOT"
 POLL_S = 0.05
-
-
-@dataclass(frozen=True)
-class Part:
-    """Something that a pilot is to cover; ``seen`` is what of it there was, ``""`` for nothing."""
-
-    name: str
-    seen: str
-
-
-@dataclass(frozen=True)
-class PilotRecord:
-    """What a pilot came to. ``subject``: digest of the command and of the script, by which a launch knows
-    that it is about the same; ``time``: seconds since the epoch; ``faults``: why it has not passed."""
-
-    subject: str
-    time: float
-    kills: int
-    faults: tuple[str, ...] = ()
-    parts: tuple[Part, ...] = ()
-    v: int = VERSION
-
-    @property
-    def passed(self) -> bool:
-        return not self.faults
-
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-
-    @staticmethod
-    def read(path: Path) -> PilotRecord:
-        """``UsageError`` when there is none, ``FormatError`` for something else."""
-        try:
-            doc = json.loads(path.read_text(encoding="utf-8"))
-            parts = tuple(Part(**row) for row in doc.pop("parts"))
-            return PilotRecord(**{**doc, "faults": tuple(doc["faults"])}, parts=parts)
-        except FileNotFoundError:
-            raise UsageError(f"no pilot record {path}", hint="durable pilot --out FILE -- SCRIPT") from None
-        except (ValueError, TypeError, KeyError) as error:
-            raise FormatError(str(path), "no pilot record") from error
-
-
-def subject_of(command: Sequence[str]) -> str:
-    """The script's content, and its arguments but for the root and for numbers, which a pilot makes
-    smaller."""
-    script = next((Path(word) for word in command if word.endswith(".py") and Path(word).is_file()), None)
-    content = b"" if script is None else script.read_bytes()
-    names = [word.partition("=")[0] for word in command if word.startswith("-")]
-    return digests.sha256(content + "\0".join(names).encode())
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch.distributed import DistError
@@ -26,6 +27,7 @@ from durable_core.launch.agent.ended import Cause, Ended, Verdict
 from durable_core.launch.agent.house import House
 from durable_core.launch.agent.starting import Starter
 from durable_core.launch.agent.workers import Workers
+from durable_core.launch.chaos import Scheduled
 from durable_core.launch.classes import DRAINED
 from durable_core.launch.machine import GroupPhase
 from durable_core.launch.rendezvous import Restart, RunRendezvous
@@ -44,7 +46,7 @@ class Agent(LocalElasticAgent):
     def __init__(
         self, spec: WorkerSpec, logs_specs: LogsSpecs, house: House, starter: Starter, judge: Judge,
         *, kill_grace_s: float, stop_grace_s: float, extra: Mapping[str, str],
-        log_line_prefix_template: str | None = None, barrier_s: float = 60.0,
+        chaos: Scheduled | None = None, log_line_prefix_template: str | None = None, barrier_s: float = 60.0,
     ) -> None:  # fmt: skip
         super().__init__(
             spec,
@@ -55,10 +57,11 @@ class Agent(LocalElasticAgent):
         self.verdict = Verdict(1, "it has not run")
         self._house, self._starter, self._judge = house, starter, judge
         self._kill_grace_s, self._stop_grace_s = kill_grace_s, stop_grace_s
-        self._extra = extra
+        self._extra, self._chaos = extra, chaos
         self._rounds = 0
         self._asked = -_ASK_S
         self._stopped = teardown.Stopped()
+        self._provoked = ""
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -106,7 +109,7 @@ class Agent(LocalElasticAgent):
         self._house.tell(launch_id=handler.launch, attempt=handler.attempt)
 
     def _begin(self) -> None:
-        self._pcontext = None
+        self._pcontext, self._provoked = None, ""
         self._house.control(self._worker_group.group_rank == 0)
         self._house.fresh_attempt(self._pids)
         self._house.tell(GroupPhase.STARTING, generation=self._generation, expected=self._world_size)
@@ -142,10 +145,18 @@ class Agent(LocalElasticAgent):
                 drained_at = clock.monotonic() if drained_at is None else drained_at
                 if clock.monotonic() - drained_at > self._stop_grace_s:
                     return self._seen(Cause.DRAINED)
+            self._provoke()
             ended = self._asked_for() or self._heard()
             if ended is not None:
                 return ended
             signals.wait(self._worker_group.spec.monitor_interval)
+
+    def _provoke(self) -> None:
+        """On one node: a fault in every period, not one for every node."""
+        if self._chaos is not None and self._worker_group.group_rank == 0:
+            exits = self._workers.exits()
+            living = {local: pid for local, pid in self._workers.pids().items() if local not in exits}
+            self._provoked = self._chaos.tend(self._by_rank(living)) or self._provoked
 
     def _tend(self) -> None:
         self._starter.tend()
@@ -177,7 +188,8 @@ class Agent(LocalElasticAgent):
         return None
 
     def _seen(self, cause: Cause, request: Request | None = None) -> Ended:
-        return Ended(cause, self._generation, self._by_rank(self._workers.exits()), request=request)
+        exits = self._by_rank(self._workers.exits())
+        return Ended(cause, self._generation, exits, request=request, provoked=self._provoked)
 
     # --- stopping ----------------------------------------------------------------------------
 
@@ -197,7 +209,7 @@ class Agent(LocalElasticAgent):
         cause = ended.cause
         if planned and not ended.exits and after and not any(after.values()):
             cause = Cause.FINISHED  # it was done before the signal came to it
-        return Ended(cause, ended.generation, ended.exits, after, ended.request, self._stopped.forced)
+        return replace(ended, cause=cause, after=after, forced=self._stopped.forced)
 
     def _stop(self, grace_s: float) -> None:
         """Nothing of the attempt is left afterwards, or it is told what is. One more signal from the operator

@@ -27,7 +27,8 @@ class Cause(enum.Enum):
 @dataclass(frozen=True)
 class Ended:
     """One attempt. ``exits``: statuses by rank, negative for a signal, of those that ended by themselves;
-    ``after``: of those that we have stopped; ``error``: of the rendezvous."""
+    ``after``: of those that we have stopped; ``error``: of the rendezvous; ``provoked``: what scheduled
+    chaos has done to it."""
 
     cause: Cause
     generation: int | None = None
@@ -37,6 +38,7 @@ class Ended:
     forced: tuple[int, ...] = ()
     oom: bool = False
     error: str = ""
+    provoked: str = ""
 
     @property
     def clean(self) -> bool:

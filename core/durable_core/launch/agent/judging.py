@@ -64,6 +64,8 @@ class Judge:
         decision = self._decide(state, finding)
         if over is None:
             line = redacted(retry.record(state, finding, decision), self.secrets)
+            if ended.provoked:
+                line["evidence"]["provoked"] = ended.provoked
             self._unrecorded.append(Lapse(op_id=self.clock.new_id(), **line))
         if books is not None:
             self._record(books) if over is None else self._sum_up(books)

@@ -25,9 +25,11 @@ from durable_core.launch.agent.starting import Cold, Starter
 from durable_core.launch.agent.terms import Terms
 from durable_core.launch.books import Books
 from durable_core.launch.bounded import Bounded
+from durable_core.launch.chaos import Chaos, Scheduled
 from durable_core.launch.classes import FENCED
 from durable_core.launch.controller.incident import redacted, secrets_of
 from durable_core.launch.machine import GroupPhase
+from durable_core.launch.pilot import gate
 from durable_core.launch.rendezvous import RunRendezvous
 from durable_core.launch.standby.pool import Warm
 
@@ -46,12 +48,13 @@ def launch(arguments: Sequence[str], say: Callable[[str], None], clock: Clock | 
     if flags.takeover:
         os.environ["DURABLE_TAKEOVER"] = "1"
     secrets = secrets_of(os.environ)
+    pilot = gate(flags.pilot, flags.script)
     signals = Signals()
     signals.install(flags.config.signals_to_handle.split(","))
     handler = RunRendezvous(_parameters(flags), clock, size=flags.config.nproc_per_node)
     house = House(
         handler.files, clock, signals, lambda line: say(redacted(line, secrets)),
-        lambda: _controller(flags, handler),
+        lambda: _controller(flags, handler, pilot),
     )  # fmt: skip
     starter: Starter = Warm(Cold(), flags.standbys, flags.standby_imports) if flags.standbys else Cold()
     try:
@@ -83,7 +86,7 @@ def _run(
     agent = Agent(
         _spec(flags, handler), config.logs_specs, house, starter, judge, kill_grace_s=flags.kill_grace_s,
         stop_grace_s=flags.stop_grace_s, extra=terms.told,
-        log_line_prefix_template=config.log_line_prefix_template,
+        chaos=_chaos(flags, house), log_line_prefix_template=config.log_line_prefix_template,
     )  # fmt: skip
     try:
         agent.run()
@@ -122,7 +125,14 @@ def _complete(clock: Clock, books: Books) -> None:
     Bounded("the post-run manifest").call(lambda _: ending.complete(tier, clock, books.name), SUMMARY_S)
 
 
-def _controller(flags: Flags, handler: RunRendezvous) -> tuple[str, ...]:
+def _chaos(flags: Flags, house: House) -> Scheduled | None:
+    if flags.chaos_every_s is None:
+        return None
+    chaos = Chaos(flags.chaos_every_s, flags.root or flags.config.run_id)
+    return Scheduled(chaos, house.clock, house.say)
+
+
+def _controller(flags: Flags, handler: RunRendezvous, pilot: str) -> tuple[str, ...]:
     limits = (f"--{phase}-limit={limit}" for phase, limit in flags.limits.items())
     command = (sys.executable, "-m", "durable_core.launch.controller", str(handler.files.root))
-    return (*command, "--launch-id", handler.launch, "--root", flags.root, *limits)
+    return (*command, "--launch-id", handler.launch, "--root", flags.root, f"--pilot={pilot}", *limits)

@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
         found.add_argument(f"--{term[:-2]}", dest=term, type=float, default=getattr(Terms(), term))
     found.add_argument("--probation-steps", type=int, default=Terms().probation_steps)
     found.add_argument("--evict-stragglers", action="store_true")
+    found.add_argument("--pilot", default="", help="What the journal is to say of the run's pilot.")
     return found
 
 
@@ -55,7 +56,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
             }
             limits = replace(limits, **changes)  # type: ignore[arg-type]  # the names are of Limit fields
     terms = Terms(args.join_s, args.drain_s, args.diagnosis_s, args.silence_s, args.probation_steps)
-    return Settings(terms, limits, args.evict_stragglers)
+    return Settings(terms, limits, args.evict_stragglers, args.pilot)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

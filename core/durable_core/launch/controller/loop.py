@@ -58,11 +58,13 @@ _CHANGING = ("generation", "state", "violations", "trouble", "stragglers")
 
 @dataclass(frozen=True)
 class Settings:
-    """``evict``: a straggler's node is drained once it is named; not by itself, for it costs a restart."""
+    """``evict``: a straggler's node is drained once it is named; not by itself, for it costs a restart.
+    ``pilot``: what the evidence of every state says of the run's pilot, ``""`` for nothing."""
 
     terms: Terms = field(default_factory=Terms)
     limits: Limits = field(default_factory=Limits)
     evict: bool = False
+    pilot: str = ""
 
 
 class Controller:
@@ -170,7 +172,7 @@ class Controller:
         state = current(run)
         row = move(state, event.event)
         op_id = operation(run, event.event)
-        evidence = dict(event.evidence)
+        evidence = {**event.evidence, **({"pilot": self.settings.pilot} if self.settings.pilot else {})}
         if Effect.BUNDLE in row.effects and event.failure is not None:
             what = {
                 "about": "run.state", "op_id": op_id, "generation": run.generation, "state": state.value,
