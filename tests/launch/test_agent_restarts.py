@@ -113,6 +113,16 @@ def test_a_worker_that_drained_by_itself_is_not_charged(tmp_path: Path, root: Pa
     assert failures[0].payload["charged"] is False
 
 
+def test_workers_that_drain_again_and_again_and_get_nowhere_end_the_launch(
+    tmp_path: Path, root: Path
+) -> None:
+    with launched(tmp_path, "leave", "75", flags=("--root", str(root), "--no-preflight")) as launcher:
+        assert launcher.ended() == 1, launcher.said()
+        assert "budget_exceeded:F4 (10 of 10" in launcher.said()
+    state = open_run(root).state
+    assert state.terminal is None and not any(line.payload["charged"] for line in state.failures)
+
+
 def test_a_planned_stop_drains_and_charges_nobody(tmp_path: Path, root: Path) -> None:
     with launched(tmp_path, "drain", flags=("--root", str(root))) as launcher:
         launcher.seen(2, event="ready")

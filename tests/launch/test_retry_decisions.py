@@ -159,10 +159,16 @@ def test_a_failure_at_no_known_step_is_forgiven_beyond_the_head_of_then() -> Non
     assert past(story.state)[0].forgiven
 
 
-def test_what_is_planned_never_runs_out() -> None:
-    story = Story()
-    assert all(story.fail(of(F.F4)).action is Action.REQUEUE for _ in range(40))
-    assert story.decide(of(F.F4)).delay_s == 0
+@pytest.mark.parametrize("failure", [F.F4, F.F6])
+def test_what_is_planned_runs_out_only_without_progress(failure: F) -> None:
+    story = Story(replace(FAST, restarts=0))
+    for step in range(40):
+        assert story.fail(of(failure, step=step)).again
+        story.commit(step + 1)
+    decisions = [story.fail(of(failure, step=50)) for _ in range(11)]
+    assert all(decision.again and not decision.charged for decision in decisions[:10])
+    assert (decisions[10].action, decisions[10].exit_code) == (Action.STOP, 1), "the run can be started again"
+    assert decisions[10].reason.startswith(f"budget_exceeded:{failure.value} (10 of 10")
 
 
 def test_what_a_launch_may_restart_ends_it_before_the_run_is_lost() -> None:

@@ -97,15 +97,18 @@ DRAINED, FENCED, NUMERIC = EXIT_DRAINED, EXIT_FENCED, EXIT_NUMERIC
 #: Of the launcher alone: somebody has cancelled the run.
 CANCELLED = 78
 
+#: Planned stops without progress between them: who plans more of them, or drains by itself, does no work.
+_PLANNED = 10
+
 _Q, _S = Unit, Source
 
 TABLE: Mapping[F, Row] = {
     F.F1: Row("process crash", Retry.IN_PLACE, True, None, _S.MEMORY, _Q.NOTHING, True),
     F.F2: Row("host loss", Retry.REPLACE, True, None, _S.PEER, _Q.NODE, True),
     F.F3: Row("domain loss", Retry.REQUEUE, True, None, _S.REMOTE, _Q.DOMAIN, True),
-    F.F4: Row("preemption", Retry.REQUEUE, False, None, _S.SNAPSHOT, _Q.NOTHING, False, DRAINED),
+    F.F4: Row("preemption", Retry.REQUEUE, False, _PLANNED, _S.SNAPSHOT, _Q.NOTHING, False, DRAINED),
     F.F5: Row("hang or collective timeout", Retry.IN_PLACE, True, None, _S.MEMORY, _Q.NODE, True),
-    F.F6: Row("straggler or sub-health", Retry.REPLACE, False, None, _S.SNAPSHOT, _Q.NODE, False),
+    F.F6: Row("straggler or sub-health", Retry.REPLACE, False, _PLANNED, _S.SNAPSHOT, _Q.NODE, False),
     F.F7: Row("deterministic software fault", Retry.NONE, False, 0, _S.NOTHING, _Q.IMAGE, True),
     F.F8: Row("out of memory", Retry.IN_PLACE, True, 1, _S.MEMORY, _Q.NOTHING, True),
     F.F9: Row("data object missing or damaged", Retry.IN_PLACE, True, 2, _S.MEMORY, _Q.DATA, True),

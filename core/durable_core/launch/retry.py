@@ -15,7 +15,7 @@ from typing import Any
 from durable_core.commit.state import RunState
 from durable_core.errors import UsageError
 from durable_core.launch.causes import Origin
-from durable_core.launch.classes import IN_FLIGHT, TABLE, F, Retry, Source, Unit
+from durable_core.launch.classes import DRAINED, IN_FLIGHT, TABLE, F, Retry, Source, Unit
 from durable_core.launch.classify import DOMAIN_LOSSES, Verdict
 from durable_core.launch.past import Past, past, threshold
 
@@ -63,8 +63,11 @@ class Policy:
     launch_restarts: int | None = None
 
     def __post_init__(self) -> None:
-        of_launch = {} if self.launch_restarts is None else {"--max-restarts": self.launch_restarts}
-        for name, value in {"restarts": self.restarts, **of_launch, **self.budgets}.items():
+        named = {"restarts": self.restarts, "one launch": self.launch_restarts or 0}
+        for name, value in {
+            **named,
+            **{failure.value: each for failure, each in self.budgets.items()},
+        }.items():
             if value < 0:
                 raise UsageError(f"failure policy: budget of {name}: {value}", hint="0 or more restarts")
         if not (math.isfinite(self.backoff_s) and 0 <= self.backoff_s <= self.backoff_max_s):
@@ -305,7 +308,8 @@ def _over(case: _Case, failure: F) -> Decision | None:
         if failure is F.F8:
             why = f"memory ran out {used + 1} times without progress: {case.verdict.reason}"
             return _stop(case, F.F7, why)
-        return _exceeded(case, failure.value, f"{used} of {own} restarts used without progress")
+        ends = TABLE[failure].terminal or failure in case.policy.budgets
+        return _exceeded(case, failure.value, f"{used} of {own} restarts used without progress", ends)
     used = sum(one.charged for one in case.standing)
     if TABLE[failure].charged and used >= case.policy.restarts:
         return _exceeded(case, "restarts", f"{used} of {case.policy.restarts} used without progress")
@@ -332,19 +336,21 @@ def _again(case: _Case, failure: F, reason: str, quarantine: tuple[Quarantine, .
 
 
 def _stop(case: _Case, failure: F, reason: str, *, terminal: bool | None = None) -> Decision:
+    """Given up is not drained: whoever starts again what drained would do so without end."""
     row = TABLE[failure]
     fails = row.terminal if terminal is None else terminal
     action = Action.FAIL if fails else Action.STOP
     onset = _onset(case) if failure in (F.F12, F.F13) else None
+    exit_code = 1 if row.exit_code == DRAINED else row.exit_code
     return Decision(
-        action, 0.0, False, onset, _quarantine(case, failure), row.exit_code, reason, failure, Source.NOTHING
+        action, 0.0, False, onset, _quarantine(case, failure), exit_code, reason, failure, Source.NOTHING
     )  # fmt: skip
 
 
-def _exceeded(case: _Case, name: str, numbers: str) -> Decision:
+def _exceeded(case: _Case, name: str, numbers: str, terminal: bool = True) -> Decision:
     """SPEC-05."""
     reason = f"budget_exceeded:{name} ({numbers}); last: {case.verdict.reason}"
-    return _stop(case, case.verdict.failure, reason, terminal=True)
+    return _stop(case, case.verdict.failure, reason, terminal=terminal)
 
 
 def _onset(case: _Case) -> int | None:
