@@ -77,6 +77,10 @@ class Net(pl.LightningModule):
         loss: torch.Tensor = self.net(batch).square().mean()
         return loss
 
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        mark("step", step=self.trainer.global_step)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
@@ -92,9 +96,6 @@ class Marks(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         mark("restored", step=trainer.global_step)
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *unused: Any) -> None:
-        mark("step", step=trainer.global_step)
 
 
 def tiers(args: argparse.Namespace) -> Tiers:
@@ -131,8 +132,8 @@ def plain(args: argparse.Namespace) -> None:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+                mark("step", step=run.steps + 1)
                 run.step(loss=loss.item())
-                mark("step", step=run.steps)
 
 
 def main() -> None:

@@ -72,9 +72,12 @@ def _doubts(before: dict[int, str]) -> Iterator[str]:
     if len(threads) != 1:
         names = [(thread / "comm").read_text().strip() for thread in threads]
         yield f"{len(threads)} threads: {', '.join(names)}"
-    children = (_SELF / "task" / str(os.getpid()) / "children").read_text().split()
-    if children:
-        yield f"child processes {', '.join(children)}"
+    try:
+        children = (_SELF / "task" / str(os.getpid()) / "children").read_text().split()
+    except FileNotFoundError:
+        yield "this kernel does not show child processes"
+    else:
+        yield from (f"child process {child}" for child in children)
     for number, what in open_files().items():
         if before.get(number) != what and what.startswith((*_DEVICES, *_SHARED)):
             yield f"descriptor {number} is {what}"
