@@ -136,7 +136,9 @@ def test_a_missing_writer_costs_the_save_and_never_hangs(tmp_path: Path) -> None
             state, role = tree(rank, 1)
             run.save(state, role, step=1)
         else:
-            world.all_gather({"room": True, "slots": [[True, None]]})  # its part of the agreement
+            world.all_gather(
+                {"room": True, "slots": [[True, None]], "given_up": []}
+            )  # its part of the agreement
         run.flush()
         run.close()
         return run.status().newest_step, run.status().last_error or ""

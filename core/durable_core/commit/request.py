@@ -61,7 +61,8 @@ class SaveRequest:
     are not due (``groups``), with their group, the same for every role too. ``ledger``: ``None`` when the
     data does not come through the ledger. The rest goes into the manifest as it is, from the
     coordinator's request. ``adopted``: what is saved is a sealed snapshot of that generation,
-    the one this token's replaced (``commit.adopt``).
+    the one this token's replaced (``commit.adopt``). ``given_up``: why it will come to nothing, heard
+    beside the journal (which may be what failed); ``""`` while nothing was.
     """
 
     role: str
@@ -87,6 +88,7 @@ class SaveRequest:
     held: Mapping[str, str] = field(default_factory=dict)
     consistent: bool = True
     adopted: int | None = None
+    given_up: Callable[[], str] = str
 
     def __post_init__(self) -> None:
         if self.role not in self.roles or len(set(self.roles)) != len(self.roles):

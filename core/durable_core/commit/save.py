@@ -68,7 +68,7 @@ def save_coordinator(view: View, request: SaveRequest) -> Program[SaveOutcome]:
         raise SaveAborted(f"step {request.step}: {error}", view) from error
     walk.on(Event.ALLOCATE)
     yield Reached(CrashPoint.K1)
-    watch = Watch(view, request.token, attempt.info.c)
+    watch = Watch(view, request.token, attempt.info.c, request.given_up)
     try:
         return (yield from _carry_through(walk, attempt, watch))
     except FencedError:
@@ -274,7 +274,7 @@ def save_writer(view: View, request: SaveRequest) -> Program[SaveOutcome]:
         walk.on(Event.ABORT)
         raise SaveAborted(f"step {request.step} of {request.role}: {error}", view) from error
     walk.on(Event.ALLOCATE)
-    watch = Watch(view, request.token, attempt.info.c)
+    watch = Watch(view, request.token, attempt.info.c, request.given_up)
     try:
         yield from write_part(walk, attempt, watch)
         yield Reached(CrashPoint.K8)
@@ -318,6 +318,8 @@ def _await_allocation(view: View, request: SaveRequest) -> Program[tuple[View, A
             if info.step == request.step and info.state is CheckpointState.ALLOCATED:
                 parent = None if info.parent is None else seen.state.checkpoints[info.parent]
                 return Attempt(request, info, parent)
+        if why := request.given_up():
+            raise CommitAborted(why)
         return None
 
     attempt = yield from poll(look, seconds=request.deadlines.allocation_seconds)

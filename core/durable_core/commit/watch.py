@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from durable_core.commit.effects import Program
 from durable_core.commit.fence import token_error
 from durable_core.commit.journal import View, replay
@@ -11,12 +13,14 @@ from durable_core.types import CheckpointState, Token
 
 class Watch:
     """Looks for the end of one save. A writer that fails says so in the journal, so that the others
-    hear of it at once and not at their deadlines. ``view`` is the newest seen."""
+    hear of it at once and not at their deadlines. ``view`` is the newest seen; ``given_up`` is that of the
+    request."""
 
-    def __init__(self, view: View, token: Token, c: int) -> None:
+    def __init__(self, view: View, token: Token, c: int, given_up: Callable[[], str] = str) -> None:
         self.view = view
         self.token = token
         self.c = c
+        self.given_up = given_up
 
     def look(self) -> Program[bool | None]:
         """``True`` when the checkpoint is committed, ``None`` while it is open.
@@ -33,4 +37,6 @@ class Watch:
         error = token_error(self.view.state, self.token)
         if error is not None:
             raise error
+        if why := self.given_up():
+            raise CommitAborted(why)
         return None

@@ -65,7 +65,13 @@ class Committer:
     ) -> None:  # fmt: skip
         """Queue the save. ``failures`` gets what prevented it; ``again``: an earlier try may have landed."""
 
+        given_up = self._board.given_up
+        round_ = given_up.round
+        request = replace(request, given_up=lambda: given_up.why(round_))
+
         def failed(error: DurableError) -> None:
+            if isinstance(error, SaveAborted):  # what is in doubt may have been committed
+                given_up.add(round_)
             failures.append(error)
             self._failed(request.step, error)
 

@@ -137,7 +137,10 @@ class Snapshots:
         It is the newest of those common to all, not each one's own newest: a writer that could not seal
         its part of a step must not cost the others the step before. All have waited for their seals.
         """
-        rows = self._world.all_gather({"room": room, "slots": self._pool.held()})
+        given_up = self._board.given_up
+        mine = {"room": room, "slots": self._pool.held(), "given_up": given_up.told()}
+        rows = self._world.all_gather(mine)
+        given_up.heard(one for row in rows for one in row["given_up"])
         sealed = [{step for _, step in row["slots"] if step is not None} for row in rows]
         common = max(set.intersection(*sealed), default=None)
         usable = all(_can_spare(row["slots"], common) for row in rows)

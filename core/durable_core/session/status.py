@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from durable_core.events import Event
+from durable_core.session.given_up import GivenUp
 from durable_core.session.recovery import Recovery
 
 
@@ -68,6 +69,7 @@ class Board:
         self._breached = False
         self.current_step = 0
         self.stall_seconds: float | None = None
+        self.given_up = GivenUp()
         self.listeners: list[Callable[[Event], None]] = []
 
     def emit(self, event: Event) -> None:
