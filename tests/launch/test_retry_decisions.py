@@ -40,10 +40,9 @@ class Story:
     def decide(self, verdict: Verdict, jitter: float = 0.0, **spent: float) -> Decision:
         return decide(self.state, verdict, self.policy, jitter=jitter, now=self.now, spent=spent)
 
-    def fail(self, verdict: Verdict) -> Decision:
-        """Decided, recorded, and a new generation started if that is the decision."""
-        decision = self.decide(verdict)
-        fields = record(self.state, verdict, decision)
+    def record(self, verdict: Verdict, by: str = "") -> Decision:
+        decision = decide(self.state, verdict, self.policy, jitter=0.0, now=self.now, by=by)
+        fields = record(self.state, verdict, decision, by)
         payload = {
             **fields["further"], "class": fields["failure"], "signature": fields["signature"],
             "evidence": fields["evidence"], "step": fields["step"], "action": fields["action"],
@@ -51,10 +50,18 @@ class Story:
         }  # fmt: skip
         line = Failure(len(self.state.failures), self.state.generation, "0" * 32, payload, self.now)
         self.state = replace(self.state, failures=self.state.failures.append(line))
-        if decision.again:
-            g = self.state.generation + 1
-            self.state = replace(self.state, generation=g, lives=self.state.lives.append(Life(g, self.now)))
         return decision
+
+    def fail(self, verdict: Verdict, by: str = "") -> Decision:
+        """Decided, recorded, and a new generation started if that is the decision."""
+        decision = self.record(verdict, by)
+        if decision.again:
+            self.next_generation()
+        return decision
+
+    def next_generation(self) -> None:
+        g = self.state.generation + 1
+        self.state = replace(self.state, generation=g, lives=self.state.lives.append(Life(g, self.now)))
 
 
 def of(failure: F, step: int | None = 5, place: str = "a", sign: str = "", origin: Origin = Origin.OUTSIDE,
@@ -385,6 +392,34 @@ def test_a_crash_loop_without_progress_always_ends_within_the_budget(
         if decision.action in (Action.STOP, Action.FAIL):
             break
     assert charged <= budget
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(VERDICTS, st.sampled_from(["", "before", "after"])), min_size=1, max_size=10))
+def test_what_a_second_node_sees_of_an_incident_changes_nothing(seen: list[tuple[Verdict, str]]) -> None:
+    alone, both = Story(), Story()
+    for cause, other in seen:
+        verdict = replace(cause, origin=Origin.INSIDE)
+        echo = of(F.F17, verdict.step, "", "a peer is gone", Origin.SECONDARY)
+        if other == "before":
+            both.record(echo, by="second")
+        assert alone.record(verdict, "first") == both.record(verdict, "first")
+        if other == "after":
+            both.record(echo, by="second")
+        for story in (alone, both):
+            story.next_generation()
+    charges = [sum(one.charged for one in past(story.state)) for story in (alone, both)]
+    assert charges[0] == charges[1]
+
+
+def test_the_same_error_on_two_nodes_at_once_is_one_and_a_meeting_that_fails_twice_is_two() -> None:
+    story, verdict = Story(), of(F.F1, sign="s", origin=Origin.UNKNOWN)
+    assert story.record(verdict, by="first").again
+    assert story.record(replace(verdict, place="b"), by="second").again, "not the same on two placements"
+    assert [one.charged for one in past(story.state)] == [True, False]
+    for _ in range(2):
+        story.record(of(F.F18, sign="w"), by="first")
+    assert [one.charged for one in past(story.state)] == [True, False, True, True]
 
 
 @settings(max_examples=50, deadline=None)

@@ -4,22 +4,29 @@ forgiven.
 A failure is forgiven once a later generation has committed a step beyond it: then its cause was gone
 around. So a run that makes progress is never given up for its age, and one that makes none always comes to
 its budget's end.
+
+What ends a group is seen by the agents of all its nodes, and each may record it. The k-th lines that
+different recorders wrote of one generation are one incident: the line that says most of its cause counts, and
+the others are its echoes. (One recorder may write several of a generation: of a rendezvous that failed after
+it, none is claimed.)
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from durable_core.commit.state import Failure, RunState
-from durable_core.launch.classes import F
+from durable_core.launch.classes import PRECEDENCE, F
 from durable_core.launch.evidence import Numeric
 
 
 @dataclass(frozen=True)
 class Past:
     """One failure that a launcher acted on. ``beyond``: a commit of a step larger than this forgives it;
-    ``time``: wall clock of the record."""
+    ``time``: wall clock of the record; ``by``: who recorded it; ``secondary``: it tells of a peer's end;
+    ``echo``: of an incident that another line stands for, so it is charged to nobody."""
 
     failure: F
     signature: str
@@ -32,18 +39,43 @@ class Past:
     domain: str = ""
     object: str = ""
     forgiven: bool = False
+    by: str = ""
+    secondary: bool = False
+    echo: bool = False
 
 
-def past(state: RunState) -> tuple[Past, ...]:
+def past(state: RunState, by: str | None = None) -> tuple[Past, ...]:
     """The failures that launchers recorded, oldest first. What workers recorded of themselves (a save that
-    failed, a finding) ended no generation, and is not among them."""
+    failed, a finding) ended no generation, and is not among them.
+
+    ``by``: who is about to record what ended the live generation; what others have recorded of the same
+    incident is an echo of that.
+    """
     best = _best_after(state)
-    return tuple(_line(line, best) for line in state.failures if _is_ours(line))
+    lines = [_line(line, best) for line in state.failures if _is_ours(line)]
+    incidents: dict[tuple[int, int], list[int]] = defaultdict(list)
+    written: dict[tuple[int, str], int] = defaultdict(int)
+    for at, one in enumerate(lines):
+        of = (one.generation, one.by)
+        incidents[one.generation, written[of]].append(at)
+        written[of] += 1
+    now = None if by is None else (state.generation, written[state.generation, by])
+    for incident, seen in incidents.items():
+        counts = None if incident == now else min(seen, key=lambda at: _order(lines[at]))
+        for at in seen:
+            if at != counts:
+                lines[at] = replace(lines[at], echo=True, charged=False)
+    return tuple(lines)
 
 
 def streak(state: RunState) -> tuple[Past, ...]:
-    """Those that are not forgiven."""
-    return tuple(one for one in past(state) if not one.forgiven)
+    """Those that are not forgiven, one for each incident."""
+    return tuple(one for one in past(state) if not (one.forgiven or one.echo))
+
+
+def _order(one: Past) -> tuple[bool, int]:
+    """As ``classify`` chooses among the ends of one node; of equal ones the first counts."""
+    return one.secondary, PRECEDENCE.index(one.failure)
 
 
 def threshold(state: RunState, step: int | None) -> int:
@@ -93,6 +125,8 @@ def _line(record: Failure, best: Mapping[int, int]) -> Past:
         str(payload.get("domain", "")),
         str(payload.get("object", "")),
         best.get(record.generation, -1) > beyond,
+        str(payload.get("by", "")),
+        payload.get("secondary") is True,
     )
 
 

@@ -127,7 +127,7 @@ class _Case:
 
     @property
     def standing(self) -> tuple[Past, ...]:
-        return tuple(one for one in self.before if not one.forgiven)
+        return tuple(one for one in self.before if not (one.forgiven or one.echo))
 
     @property
     def equal(self) -> tuple[Past, ...]:
@@ -136,15 +136,16 @@ class _Case:
 
 
 def decide(state: RunState, verdict: Verdict, policy: Policy, *, jitter: float, now: float,
-           spent: Mapping[str, float] | None = None) -> Decision:  # fmt: skip
+           spent: Mapping[str, float] | None = None, by: str = "") -> Decision:  # fmt: skip
     """What to do about ``verdict``. ``state``: the journal *before* this failure is recorded (``record``
-    makes the line); ``jitter``: in [0, 1); ``now``: wall clock, compared with the times of records only.
+    makes the line); ``jitter``: in [0, 1); ``now``: wall clock, compared with the times of records only;
+    ``by``: who decides, for others may have recorded the same already.
 
     Deterministic. More failures that are not forgiven never make it more lenient, nor the delay shorter.
     """
     if not 0 <= jitter < 1:
         raise UsageError(f"jitter={jitter}", hint="a number in [0, 1)")
-    case = _Case(state, verdict, policy, jitter, now, spent or {}, past(state))
+    case = _Case(state, verdict, policy, jitter, now, spent or {}, past(state, by))
     for rule in _RULES:
         decision = rule(case)
         if decision is not None:
@@ -152,9 +153,9 @@ def decide(state: RunState, verdict: Verdict, policy: Policy, *, jitter: float, 
     return _again(case, verdict.failure, verdict.reason)
 
 
-def record(state: RunState, verdict: Verdict, decision: Decision) -> dict[str, Any]:
+def record(state: RunState, verdict: Verdict, decision: Decision, by: str = "") -> dict[str, Any]:
     """The fields of the failure's record: ``books.Lapse(op_id=..., **record(...))``. ``state``: what was
-    decided from."""
+    decided from; ``by``: who decided."""
     return {
         "failure": decision.failure.value,
         "signature": verdict.signature,
@@ -168,6 +169,8 @@ def record(state: RunState, verdict: Verdict, decision: Decision) -> dict[str, A
             "domain": verdict.domain,
             "object": verdict.object,
             "detect_s": verdict.detect_s,
+            "by": by,
+            "secondary": verdict.origin is Origin.SECONDARY,
         },
         "evidence": {
             "what": verdict.reason,
@@ -185,7 +188,7 @@ def suspects(state: RunState) -> tuple[Quarantine, ...]:
     """Nodes whose wrong numbers (F12) a replay came past without them: they computed wrong (SDC-08). A
     later generation has committed beyond the step, and none has found the same there."""
     lines = past(state)
-    numeric = [one for one in lines if one.failure is F.F12 and one.place]
+    numeric = [one for one in lines if one.failure is F.F12 and one.place and not one.echo]
     found = [
         Quarantine(Unit.NODE, one.place) for one in numeric
         if one.forgiven and not any(other is not one and other.step == one.step for other in numeric)

@@ -33,7 +33,7 @@ class Judge:
     """``books()``: ``None`` while no run has been opened. ``complete(books)``: what is left to do once the
     run has ended. ``say``: one line for the operator. ``spent(run)``: what the policy's limits are held
     against.
-    ``secrets``: what must not be written down.
+    ``secrets``: what must not be written down. ``node``: this agent's name among those of the launch.
     """
 
     files: RunFiles
@@ -44,6 +44,7 @@ class Judge:
     say: Callable[[str], None]
     spent: Callable[[RunState], Mapping[str, float]] = lambda run: {}
     secrets: tuple[str, ...] = ()
+    node: str = ""
     _state: RunState = field(default_factory=RunState)
     _unrecorded: list[Lapse] = field(default_factory=list)
 
@@ -63,7 +64,7 @@ class Judge:
         finding = classify(self._evidence(ended, state, books))
         decision = self._decide(state, finding)
         if over is None:
-            line = redacted(retry.record(state, finding, decision), self.secrets)
+            line = redacted(retry.record(state, finding, decision, self.node), self.secrets)
             if ended.provoked:
                 line["evidence"]["provoked"] = ended.provoked
             self._unrecorded.append(Lapse(op_id=self.clock.new_id(), **line))
@@ -134,7 +135,8 @@ class Judge:
     def _decide(self, state: RunState, finding: Finding) -> retry.Decision:
         chance = int(self.clock.new_id()[:8], 16) / 2**32
         spent = self.spent(state)
-        return retry.decide(state, finding, self.policy, jitter=chance, now=self.clock.now(), spent=spent)
+        now = self.clock.now()
+        return retry.decide(state, finding, self.policy, jitter=chance, now=now, spent=spent, by=self.node)
 
     def _record(self, books: Books) -> None:
         """What is not recorded yet, once. In doubt is told: the next call finds out."""

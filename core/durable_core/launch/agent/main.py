@@ -79,7 +79,7 @@ def _run(
         )
     judge = Judge(
         house.files, house.clock, terms.policy, handler.books, partial(_complete, house.clock), house.say,
-        terms.spent(house.clock), secrets,
+        terms.spent(house.clock), secrets, handler.node,
     )  # fmt: skip
     config = flags.config
     assert config.logs_specs is not None  # torch's parser makes them

@@ -12,6 +12,7 @@ from durable_core.engine.roots import open_root
 from durable_core.launch import declared
 from durable_core.launch.agent.flags import Flags
 from durable_core.launch.ending import device_seconds
+from durable_core.launch.past import past
 from durable_core.launch.preflight import Node, Target, run
 from durable_core.launch.retry import Policy
 from durable_core.spec import Budgets, RunSpec, runfile
@@ -100,7 +101,7 @@ def _spent(budgets: Budgets, state: RunState, now: float) -> dict[str, float]:
     begun = state.lives[0].began if state.lives else now
     return declared.spent(
         budgets, device_hours=device_seconds(state, now) / 3600, wall_seconds=now - begun,
-        failures=sum(bool(failure.payload.get("charged")) for failure in state.failures),
+        failures=sum(one.charged for one in past(state)),
         lost_steps=_lost(state),
     )  # fmt: skip
 
