@@ -12,6 +12,7 @@ SEEDS  ?= 20000
 MIXTURES ?= 1000000
 BENCH  ?=
 DEMO   ?=
+MINUTES ?= 15
 
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
@@ -20,7 +21,7 @@ TORCH   := $(shell sed -n 's/^torch==//p' constraints.txt)
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-data torture simulate wheel-check clean clean-venv
+.PHONY: help setup demo test check bench bench-data torture simulate drill chaos wheel-check clean clean-venv
 
 help:
 	@echo "make demo         train uninterrupted, with SIGKILLs, and over damage; compare the weights"
@@ -28,6 +29,7 @@ help:
 	@echo "make torture      SIGKILLs, lost tiers   make simulate     model check, 20,000 seeds, planted bugs"
 	@echo "make bench-data   what reading costs"
 	@echo "make bench        what saving costs      make wheel-check  build, install and import the wheel"
+	@echo "make drill        faults, defences off   make chaos        a long run under random faults"
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -46,6 +48,7 @@ test: $(STAMP)
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python tools/traceability.py --check
 	$(BIN)/python -m pytest tests/test_layers.py
 
 bench: $(STAMP)
@@ -66,6 +69,13 @@ torture: $(STAMP)
 simulate: $(STAMP)
 	$(BIN)/python -m durable_core.testing.modelcheck
 	$(BIN)/python -m durable_core.testing.simulate --seeds $(SEEDS) --zombies 10000 --adoption 10000 --plants
+
+drill: $(STAMP)
+	$(THREADS) $(BIN)/durable drill all
+	$(THREADS) $(BIN)/durable drill all --without-defence
+
+chaos: $(STAMP)
+	$(THREADS) $(BIN)/python -m durable_core.testing.drills.chaos --minutes $(MINUTES)
 
 wheel-check: $(STAMP)
 	bash tools/wheel_check.sh $(VENV)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from cli_runs import EPOCHS, SIZE, Durable, manifests, train
 from durable_core import DurableSession, errors
 from durable_core.cli import output, views
 from durable_core.cli.app import app
+from durable_core.cli.launch import LAUNCH_EXIT_CODES
 from durable_core.commit.state import CheckpointInfo, RunState, Terminal
 from durable_core.data import DurableLoader
 from durable_core.types import CheckpointState
@@ -29,7 +31,7 @@ COMMANDS = tuple(
         [(each,) for each in sorted(command.commands)] if isinstance(command, click.Group) else [()]
     )
 )
-OF_NO_RUN = {"plan", "agent", "secret", "data"}
+OF_NO_RUN = {"plan", "agent", "secret", "data", "pilot"}
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, int, int]]:
@@ -187,9 +189,19 @@ def test_a_commit_off_the_lineage_is_abandoned() -> None:
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_tells_the_exit_codes_the_code_uses(durable: Durable, command: tuple[str, ...]) -> None:
     text = " ".join(durable(*command, "--help").out.split())
-    for code, meaning in output.EXIT_CODES.items():
+    launches = command == ("launch",)
+    for code, meaning in (LAUNCH_EXIT_CODES if launches else output.EXIT_CODES).items():
         assert f"{code} {meaning}" in text
-    assert "--json" in text and ("ROOT" in text or command[0] in OF_NO_RUN)
+    assert launches or "--json" in text
+    assert "ROOT" in text or command[0] in OF_NO_RUN
+
+
+def test_the_overview_has_a_whole_line_for_each_command(durable: Durable) -> None:
+    text = durable("--help").out
+    listed = text[text.index("Commands:") : text.index("Exit codes")]
+    lines = re.findall(r"^  ([a-z-]+) {2,}(\S.*)$", listed, re.M)
+    assert [name for name, _ in lines] == sorted(app.commands)
+    assert [line for line in lines if line[1].endswith("...")] == []
 
 
 def test_the_documented_codes_are_those_of_the_errors() -> None:
@@ -198,7 +210,7 @@ def test_the_documented_codes_are_those_of_the_errors() -> None:
         for cls in vars(errors).values()
         if isinstance(cls, type) and issubclass(cls, errors.DurableError)
     }
-    assert used <= set(output.EXIT_CODES)
+    assert used <= {*output.EXIT_CODES, *LAUNCH_EXIT_CODES}
 
 
 @pytest.mark.parametrize(

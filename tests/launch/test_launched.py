@@ -86,6 +86,13 @@ def test_a_beat_is_read_as_it_was_written(tmp_path: Path) -> None:
     writer.close()
 
 
+def test_a_beats_memory_is_there_before_the_first_beat(tmp_path: Path) -> None:
+    writer = beats.Writer(tmp_path / "0", 1)
+    assert (tmp_path / "0").stat().st_blocks * 512 >= beats.SIZE, "where memory is full, a beat is SIGBUS"
+    assert beats.read(tmp_path / "0") is None
+    writer.close()
+
+
 def test_the_newest_own_times_are_kept_in_order(tmp_path: Path) -> None:
     path = tmp_path / "0"
     writer = beats.Writer(path, 1)

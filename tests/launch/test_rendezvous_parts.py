@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import stat
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -134,6 +135,19 @@ def test_a_run_directory_is_private_and_goes_with_its_launcher(tmp_path: Path) -
     made.remove()
     made.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_directory_is_in_memory_only_where_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rundir, "_MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert rundir.place() == tmp_path, "a host without it"
+    (tmp_path / "memory").mkdir()
+    monkeypatch.setattr(rundir, "_ROOM", 0)
+    assert rundir.place() == tmp_path / "memory"
+    monkeypatch.setattr(rundir, "_ROOM", 1 << 62)
+    assert rundir.place() == tmp_path, "a container may have 64 MB, and workers fill it"
 
 
 def launcher(within: Path) -> tuple[int, Path]:

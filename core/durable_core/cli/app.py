@@ -36,7 +36,7 @@ Body = TypeVar("Body", bound=Callable[..., Any])
 @click.group(epilog=_EPILOG)
 @click.version_option(__version__, prog_name="durable", message="%(prog)s %(version)s")
 def app() -> None:
-    """Look at, check and keep the checkpoints of durable training runs."""
+    """Launch durable training runs, and look at, check and keep what they save."""
 
 
 def _command(name: str, *, every_run: bool = False) -> Callable[[Body], Body]:
@@ -106,7 +106,7 @@ def status(root: str, as_json: bool) -> int:
 
 @_command("report")
 def report(root: str, as_json: bool) -> int:
-    """What failed, how often, and how long it took to be seen and mended.
+    """Say what failed, how often, and how long it took to mend.
 
     By class, from the journal: count, share, mean time between, until it was known and until the run
     trained again, how often without a person, and the steps lost.

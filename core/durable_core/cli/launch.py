@@ -9,24 +9,19 @@ from typing import Any
 
 import click
 
-from durable_core.cli.output import EXIT_CODES, FAILED, FENCED, NOT_FOUND, OK, Answer, Table, show
+from durable_core.cli.output import EXIT_CODES, FAILED, OK, Answer, Table, show
 from durable_core.clock import SystemClock
 from durable_core.errors import DurableError, RunEnded
 
-#: What ``durable launch`` may end with besides the exit codes of the other commands.
+#: What ``durable launch`` may end with.
 LAUNCH_EXIT_CODES = {
+    **EXIT_CODES,
     75: "drained: a planned stop, nothing lost, start it again to go on",
     76: "fenced: another launch continues the run",
     77: "numbers went wrong, and no restart is left",
     78: "cancelled",
 }
-_EPILOG = "Exit codes: " + ", ".join(
-    f"{code} {meaning}"
-    for code, meaning in {
-        **{code: EXIT_CODES[code] for code in EXIT_CODES if code not in (FENCED, NOT_FOUND)},
-        **LAUNCH_EXIT_CODES,
-    }.items()
-)
+_EPILOG = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in LAUNCH_EXIT_CODES.items()) + "."
 _OTHERS = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
 _PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 
@@ -34,11 +29,11 @@ _PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, 
 @click.command("launch", context_settings=_PASSED_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def launch(arguments: tuple[str, ...]) -> int:
-    """Start a script on every device, and start it again when it fails."""
+    """Start a script on every device, and again when it fails."""
     if not arguments or arguments[0] in ("-h", "--help"):
         from durable_core.launch.agent import flags
 
-        click.echo(flags.usage(_EPILOG + "."))
+        click.echo(flags.usage(_EPILOG))
         return OK
     from durable_core.launch.agent import main
 

@@ -71,7 +71,8 @@ class Writer:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{pid}")
         with beside.open("w+b") as file:
-            file.truncate(SIZE)
+            file.write(bytes(SIZE))  # not truncate(): where memory is full, an error now and not SIGBUS later
+            file.flush()
             self._map = mmap.mmap(file.fileno(), SIZE)
         beside.replace(path)  # a file of its own: who had this rank before may still write into the other
         self._pid = pid

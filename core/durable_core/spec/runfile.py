@@ -233,6 +233,8 @@ def _json(data: bytes, path: Path) -> Any:
         return json.loads(data, object_pairs_hook=unique)
     except ValueError as error:
         raise UsageError(f"{path}: not JSON: {error}") from error
+    except RecursionError as error:
+        raise UsageError(f"{path}: nested too deeply") from error
 
 
 def _yaml(data: bytes, path: Path) -> Any:

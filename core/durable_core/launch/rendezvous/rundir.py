@@ -18,13 +18,17 @@ from durable_core.engine.launched import RunFiles
 _PREFIX = "durable-launch-"
 _LOCK = "lock"
 _MEMORY = Path("/dev/shm")
+#: Bytes that must be free in memory: beats, words and stacks of the workers of a node, with room to spare.
+_ROOM = 8 << 20
 
 
 def place() -> Path:
-    """A directory in memory that this user can write to, else the one for temporaries."""
-    return (
-        _MEMORY if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
-    )
+    """A directory in memory that this user can write to and that has room, else the one for temporaries."""
+    if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK):
+        room = os.statvfs(_MEMORY)
+        if room.f_bavail * room.f_frsize >= _ROOM:
+            return _MEMORY
+    return Path(tempfile.gettempdir())
 
 
 class RunDir:
