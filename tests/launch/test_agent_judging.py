@@ -156,6 +156,19 @@ def test_success_is_success_whatever_a_worker_did_afterwards(files: RunFiles) ->
     assert done == [ledger] and ledger.recorded == []
 
 
+def test_a_success_of_before_excuses_no_script_that_dies(files: RunFiles) -> None:
+    over = Terminal("succeeded", 7, 1, {"c": 1, "target": None})
+    ledger = Ledger(RunState(run_id="r", generation=3, launch_id="old", terminal=over))
+    judge, _, _ = judged(files, ledger)
+    verdict = judge(Ended(Cause.FAILED, None, {0: 1}))
+    assert verdict.exit_code == 1 and "the run has succeeded" in verdict.why
+    assert judge(Ended(Cause.FAILED, None, {0: 2})).exit_code == 2, "a mistake in the command line"
+    assert judge(Ended(Cause.DRAINED, None, {0: 75})).exit_code == 1, "no supervisor is to start it again"
+    assert judge(Ended(Cause.STOP, None, {}, {0: 75})).exit_code == 75
+    assert judge(Ended(Cause.FINISHED, None, {0: 0})).exit_code == 0
+    assert ledger.recorded == [] and ledger.ends == []
+
+
 def test_a_cancelled_run_is_not_started_again(files: RunFiles) -> None:
     over = Terminal("cancelled", 7, None, {"principal": "me", "reason": "enough"})
     ledger = Ledger(RunState(run_id="r", generation=3, launch_id="ours", terminal=over))

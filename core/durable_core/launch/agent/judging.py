@@ -22,7 +22,7 @@ from durable_core.format.record import Kind
 from durable_core.launch import past, quarantine, retry
 from durable_core.launch.agent.ended import Cause, Ended, Verdict
 from durable_core.launch.books import Books, Lapse
-from durable_core.launch.classes import DRAINED
+from durable_core.launch.classes import DRAINED, TABLE
 from durable_core.launch.classify import Evidence, Exit, Stall, Unfit, classify
 from durable_core.launch.classify import Verdict as Finding
 from durable_core.launch.controller.incident import redacted
@@ -52,24 +52,25 @@ class Judge:
         books = self.books()
         state = self._read(books)
         over = state.terminal
-        succeeded = over is not None and over.outcome == "succeeded"
-        if succeeded or (ended.cause is Cause.FINISHED and books is None):
+        if _succeeded(ended, state) or (ended.cause is Cause.FINISHED and books is None):
             return self._finished(books)
-        if ended.cause is Cause.STOP and over is None:
+        stays = over is None or over.outcome == "succeeded"
+        if ended.cause is Cause.STOP and stays:
             return _stopped(ended)
-        if ended.cause in (Cause.TOLD, Cause.REGROUP) and over is None:
+        if ended.cause in (Cause.TOLD, Cause.REGROUP) and stays:
             return _regrouped(ended, state)
         if ended.cause is Cause.CLOSED and over is None:
             return Verdict(1, f"{ended.cause.value}; its own output says why")
         finding = classify(self._evidence(ended, state, books))
+        if over is not None:
+            return self._after(books, finding, over.outcome)
         decision = self._decide(state, finding)
-        if over is None:
-            line = redacted(retry.record(state, finding, decision, self.node), self.secrets)
-            if ended.provoked:
-                line["evidence"]["provoked"] = ended.provoked
-            self._unrecorded.append(Lapse(op_id=self.clock.new_id(), **line))
+        line = redacted(retry.record(state, finding, decision, self.node), self.secrets)
+        if ended.provoked:
+            line["evidence"]["provoked"] = ended.provoked
+        self._unrecorded.append(Lapse(op_id=self.clock.new_id(), **line))
         if books is not None:
-            self._record(books) if over is None else self._sum_up(books)
+            self._record(books)
         return self._verdict(books, decision)
 
     # --- what is known -----------------------------------------------------------------------
@@ -168,6 +169,15 @@ class Judge:
             decision.exit_code, f"{known}, {decision.failure.called}: {decision.reason}", reason=known
         )
 
+    def _after(self, books: Books | None, finding: Finding, outcome: str) -> Verdict:
+        """Of workers that were started when the run had ended, or while somebody ended it: there is nothing
+        to start again."""
+        if books is not None:
+            self._sum_up(books)
+        code = TABLE[finding.failure].exit_code
+        why = f"{finding.failure.value}, {finding.failure.called}: {finding.reason}; the run has {outcome}"
+        return Verdict(1 if code == DRAINED else code, why, reason=finding.failure.value)
+
     def _finished(self, books: Books | None) -> Verdict:
         if books is None:
             return Verdict(0, "every worker ended with 0; no run was opened")
@@ -180,6 +190,14 @@ class Judge:
             self.complete(books)
         except DurableError as error:
             self.say(f"no post-run manifest yet (durable finalize writes it): {error}")
+
+
+def _succeeded(ended: Ended, state: RunState) -> bool:
+    """What a worker does after the final record of its own attempt is no failure of the run; what one
+    does that found the run at its end (it was given no generation) is judged as ever."""
+    if state.terminal is None or state.terminal.outcome != "succeeded":
+        return False
+    return ended.cause in (Cause.FINISHED, Cause.CLOSED) or ended.generation is not None
 
 
 def _stopped(ended: Ended) -> Verdict:
