@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from durable_core.commit.state import RunState
 from durable_core.engine import audit
@@ -19,7 +19,8 @@ class Expected:
     """What a scenario must come to. ``classes``: failure classes of which one must be in the journal,
     ``()``: none may be; ``generations``: at most so many; ``lost_steps``: the goal for RPO; ``rto_s``: that
     for RTO; ``outcome``: how the run ends (``""``: not yet); ``names``: what the evidence of the failure
-    must name."""
+    must name. ``same``: as what the undisturbed run is, by its weights, or by the order of its samples
+    alone, which the ledger shows."""
 
     classes: tuple[str, ...] = ()
     generations: int = 2
@@ -27,6 +28,7 @@ class Expected:
     rto_s: float = 60.0
     outcome: str = "succeeded"
     names: str = ""
+    same: Literal["bits", "order"] = "bits"
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def judge(
         "outcome", "" if outcome == expected.outcome else f"{outcome or 'none'}, not {expected.outcome}"
     )
     if expected.outcome == "succeeded":
-        yield Finding("same run", _same(ground.final(), control(ground.orders.steps)))
+        fault = _same(ground.final(), control(ground.orders.steps), expected.same == "bits")
+        yield Finding("same run", fault)
     yield Finding("cursor", _continuous(reader))
     yield Finding("fencing", _fenced(reader))
     yield Finding("retries", _bounded(state, expected))
@@ -112,10 +115,11 @@ def judge(
         yield Finding(check, fault)
 
 
-def _same(final: Mapping[str, Any] | None, control: Mapping[str, Any]) -> str:
+def _same(final: Mapping[str, Any] | None, control: Mapping[str, Any], bits: bool) -> str:
     if final is None:
         return "it never came to its end"
-    return "" if final == control else f"ended with {final}, and undisturbed with {dict(control)}"
+    equal = final == control if bits else final["step"] == control["step"]
+    return "" if equal else f"ended with {final}, and undisturbed with {dict(control)}"
 
 
 def _continuous(reader: Reader) -> str:

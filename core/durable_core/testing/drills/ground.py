@@ -59,7 +59,7 @@ class Ground:
 
     base: Path
     world: int = 2
-    limit_s: float = 90.0
+    limit_s: float = 180.0
     orders: Orders = field(init=False)
     clock: Clock = field(default_factory=SystemClock)
     launches: list[Launched] = field(default_factory=list)

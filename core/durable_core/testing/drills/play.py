@@ -14,7 +14,7 @@ from durable_core.testing.drills.ground import DrillFailed, Ground
 from durable_core.testing.drills.scenarios import SCENARIOS, Scenario
 
 #: A drill without its defence may fail by not coming to its end.
-UNDEFENDED_LIMIT_S = 60.0
+UNDEFENDED_LIMIT_S = 120.0
 #: Steps of the longest run that ends as it should.
 LONGEST = 120
 UNMEASURED = Measured(None, None, None)
