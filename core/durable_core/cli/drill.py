@@ -33,10 +33,12 @@ def drill(
     the next step, MTR the time to the first new one.
     """
     from durable_core.testing.drills.play import chosen, play
-    from durable_core.testing.drills.scenarios import SCENARIOS
+    from durable_core.testing.drills.scenarios import LONG, SCENARIOS
 
     if scenario == "list":
-        rows = [(row.name, row.title, row.without, row.missing() or "yes") for row in SCENARIOS.values()]
+        rows = [
+            (row.name, row.title, row.without, row.missing() or "yes") for row in (SCENARIOS | LONG).values()
+        ]
         document = {"scenarios": [{"name": r[0], "title": r[1], "without": r[2], "here": r[3]} for r in rows]}
         return show(
             Answer(document, [Table(("scenario", "what happens", "its defence", "here"), rows)]),

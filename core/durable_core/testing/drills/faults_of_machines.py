@@ -30,7 +30,7 @@ def stale_writer(ground: Ground, defended: bool) -> Incident:
         os.kill(pid, signal.SIGSTOP)
     began = ground.clock.monotonic()
     stale = ground.reader.state.launch_id
-    ground.order(steps=100)
+    ground.order(steps=300)  # it still trains when the others have ended
     second = ground.launch("--takeover")
     ground.until_step(25, after=began)
     ground.until_true("the same steps to be saved", lambda: (ground.reader.state.head_step or 0) >= 20)
@@ -147,19 +147,8 @@ def world_size(ground: Ground, defended: bool) -> Incident:
 def network(ground: Ground, defended: bool) -> Incident:
     """Two hosts. The wire is cut for a second, which TCP bridges; then for longer than a step may take."""
     with namespaces.machine(alone=True) as inside:
-        hosts = namespaces.two_hosts(inside)
         ground.order(steps=120)
-        limit = ("--step-limit", "4" if defended else "100000")
-        launched = []
-        for number, host in enumerate(hosts, 1):
-            ground.prefix = (
-                *inside.prefix, *host, "env", f"GLOO_SOCKET_IFNAME=wire{number}",
-                f"TP_SOCKET_IFNAME=wire{number}"
-            )  # fmt: skip
-            launched.append(ground.launch(
-                "--nnodes", "2", "--node-rank", str(number - 1), "--rdzv-endpoint", "10.9.0.1:29511",
-                "--rdzv-id", "drill", "--local-addr", f"10.9.0.{number}", *limit, world=1,
-            ))  # fmt: skip
+        launched = _on_two_hosts(ground, inside, "4" if defended else "100000")
         ground.until_step(10)
         namespaces.wire(inside, up=False)
         ground.clock.sleep(1.0)
@@ -173,3 +162,18 @@ def network(ground: Ground, defended: bool) -> Incident:
         codes = tuple((ground.wait(each), 0) for each in launched)
     kept = "" if bridged.generation == generation == 1 else "a second without network cost a restart"
     return Incident(began, codes, {"short cut bridged": kept})
+
+
+def _on_two_hosts(ground: Ground, inside: namespaces.Inside, limit_s: str) -> list[Launched]:
+    """An agent with one worker on each."""
+    launched = []
+    for number, host in enumerate(namespaces.two_hosts(inside), 1):
+        wires = (f"{name}_SOCKET_IFNAME=wire{number}" for name in ("GLOO", "TP"))
+        ground.prefix = (*inside.prefix, *host, "env", *wires)
+        one = ground.launch(
+            "--nnodes", "2", "--node-rank", str(number - 1), "--rdzv-backend", "c10d",
+            "--rdzv-endpoint", "10.9.0.1:29511", "--rdzv-id", "drill",
+            "--local-addr", f"10.9.0.{number}", "--step-limit", limit_s, world=1,
+        )  # fmt: skip
+        launched.append(one)
+    return launched

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
+
 from durable_core.testing.drills.checks import Incident
 from durable_core.testing.drills.ground import Ground
 from durable_core.testing.drills.orders import Injection, Mark
@@ -9,6 +13,8 @@ from durable_core.testing.drills.orders import Injection, Mark
 NEVER = "100000"  # seconds
 #: In which a group that stands still is replaced: less than it takes torch to give a survivor up.
 BOUND_S = 30.0
+#: Of the end-to-end verification, and the longest time from a restore to the next one, in seconds.
+KILLS, APART_S = 20, 2.0
 
 
 def _played(ground: Ground, *flags: str, exit_code: int = 0, without: str = "") -> Incident:
@@ -89,3 +95,28 @@ def gradient_flip(ground: Ground, defended: bool) -> Incident:
         Injection("flip", step=13, rank=1), agree_every=3, without=() if defended else ("detectors",)
     )
     return _played(ground, "--on-numeric", "stop")
+
+
+def again_and_again(ground: Ground, defended: bool) -> Incident:
+    """``KILLS`` times some worker, at some instant after the group has come up: while it computes, saves or
+    ends a save. What is left of the run is compared with one that was never disturbed."""
+    ground.order(steps=20 * KILLS)
+    launched = ground.launch(*(("--standby", str(ground.world)) if defended else ("--max-restarts", "0")))
+    began, last = 0.0, -1.0
+    for _ in range(KILLS if defended else 1):
+        victim = ground.chance.randrange(ground.world)
+        last = ground.until("the next generation", _opened(victim, after=last)).time
+        ground.clock.sleep(ground.chance.random() * APART_S)
+        pid = [mark.pid for mark in ground.marks() if mark.rank == victim][-1]
+        began, last = began or ground.clock.monotonic(), ground.clock.monotonic()
+        os.kill(pid, signal.SIGKILL)
+    return Incident(began, ((ground.wait(launched), 0),))
+
+
+def _opened(rank: int, after: float) -> Callable[[list[Mark]], Mark | None]:
+    def found(marks: list[Mark]) -> Mark | None:
+        return next(
+            (mark for mark in marks if (mark.what, mark.rank) == ("opened", rank) and mark.time > after), None
+        )
+
+    return found

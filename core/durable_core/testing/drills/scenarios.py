@@ -98,7 +98,7 @@ _ROWS = (
     ),
     Scenario(
         "stale-writer", "a frozen group wakes up when another has gone on", machines.stale_writer,
-        "fencing", ("nothing counts", "fencing"), Expected(generations=2),
+        "fencing", ("nothing counts", "fencing"), Expected(lost_steps=20),
     ),
     Scenario(
         "node-loss", "a host is lost with everything in its memory", machines.node_loss,
@@ -131,5 +131,15 @@ _ROWS = (
 )  # fmt: skip
 
 SCENARIOS = {row.name: row for row in _ROWS}
+#: Played by name only: they take their time.
+LONG = {
+    row.name: row
+    for row in (
+        Scenario(
+            "end-to-end", "workers are killed again and again, at any instant", workers.again_and_again,
+            "restarting", ("outcome",), Expected(("F1",), generations=workers.KILLS + 1, lost_steps=40),
+        ),
+    )
+}  # fmt: skip
 #: Quick ones, for every change.
 SHORT = ("kill-in-compute", "hang", "launcher-kill", "damaged-shard")
