@@ -12,9 +12,11 @@ import pytest
 from durable_core.clock import SystemClock
 from durable_core.commit.state import Failure, Life, RunState, Terminal
 from durable_core.commit.vector import Vector
+from durable_core.engine.beats import Phase, Writer, read
 from durable_core.engine.launched import RunFiles
 from durable_core.engine.words import Request, Words, write
 from durable_core.errors import Fenced, TierUnavailable
+from durable_core.launch.agent import memory
 from durable_core.launch.agent.ended import Cause, Ended
 from durable_core.launch.agent.judging import Judge
 from durable_core.launch.books import Lapse
@@ -203,6 +205,24 @@ def test_a_hang_is_what_the_controller_has_seen(files: RunFiles) -> None:
     assert ledger.recorded[0].evidence["culprit"] == 1
 
 
+def test_what_the_controller_asks_for_is_the_cause(files: RunFiles) -> None:
+    late = Request("o" * 32, "restart", 3, "F18", "0 of 2 members joined within 600 s", {"limit_s": 600.0})
+    undrained = Request("p" * 32, "restart", 3, "F4", "no boundary within 300 s")
+    ledger = Ledger()
+    judge, _, _ = judged(files, ledger)
+    for request in (late, undrained):
+        assert judge(Ended(Cause.REQUESTED, 3, {}, {0: -15, 1: -9}, request)).reason == request.failure
+    assert [lapse.charged for lapse in ledger.recorded] == [True, False]
+
+
+def test_that_nothing_is_known_proves_nothing_however_often(files: RunFiles) -> None:
+    ledger = Ledger()
+    judge, _, _ = judged(files, ledger)
+    for _ in range(5):
+        assert judge(Ended(Cause.REQUESTED, 3, {}, {0: -15, 1: -9})).exit_code is None
+    assert [lapse.failure for lapse in ledger.recorded] == ["F1"] * 5
+
+
 def test_nothing_secret_is_recorded(files: RunFiles) -> None:
     write(files.words(1), Words("builtins.ValueError", "cannot log in with hunter2hunter2"))
     ledger = Ledger()
@@ -217,3 +237,26 @@ def test_what_counts_against_budgets_of_the_run_file_is_asked_for(files: RunFile
     policy = Policy(limits={"wall_s": 10.0})
     judge, _, _ = judged(files, ledger, policy, spent=lambda run: {"wall_s": 11.0})
     assert "budget_exceeded:wall_s" in judge(KILLED).why
+
+
+def test_how_long_a_worker_was_quiet_and_what_the_kernel_killed_it_for(files: RunFiles) -> None:
+    clock, ledger = SystemClock(), Ledger()
+    Writer(files.beat(1), 77).beat(clock.monotonic(), Phase.STEP, generation=3, step=4)
+    judge, _, _ = judged(files, ledger)
+    beat = read(files.beat(1))
+    assert beat is not None
+    judge(Ended(Cause.FAILED, 3, {1: -9}, {0: -15}, oom=True, at=beat.time + 0.25))
+    (lapse,) = ledger.recorded
+    assert lapse.failure == "F8"
+    assert lapse.further["detect_s"] == pytest.approx(0.25)
+
+
+def test_kills_for_memory_are_counted_where_the_kernel_tells(tmp_path: Path) -> None:
+    group, groups = tmp_path / "cgroup", tmp_path / "fs"
+    assert memory.kills(group, groups) is None
+    group.write_text("1:cpu:/old\n0::/slice/job\n")
+    assert memory.kills(group, groups) is None, "version 1, or a kernel that does not tell"
+    (groups / "slice" / "job").mkdir(parents=True)
+    (groups / "slice" / "job" / "memory.events").write_text("low 0\noom 7\noom_kill 3\noom_group_kill 0\n")
+    assert memory.kills(group, groups) == 3
+    assert [memory.killed(2, 3), memory.killed(3, 3), memory.killed(None, 3)] == [True, False, False]

@@ -14,6 +14,8 @@ from durable_core.engine.beats import Phase
 from durable_core.errors import Fenced, TierUnavailable
 from durable_core.format.record import Kind
 from durable_core.launch.controller import report
+from durable_core.launch.controller.__main__ import parser, settings_of
+from durable_core.launch.liveness import Limits
 from durable_core.launch.machine import GroupPhase
 from durable_core.spec import Goal, RecoveryGoals, RunSpec
 from durable_core.spec.codec import encode
@@ -484,3 +486,12 @@ def latest(world, controller):
     found = report.read(world.tier)
     assert found is not None
     return found.document
+
+
+def test_a_group_may_take_as_long_to_join_as_one_member_may_to_build_or_restore(tmp_path):
+    def join_s(*flags: str) -> float:
+        return settings_of(parser().parse_args([str(tmp_path), "--launch-id", "l", *flags])).terms.join_s
+
+    assert join_s() == Limits().restore.hard_s
+    assert join_s("--init-limit", "7200") == 7200.0
+    assert join_s("--init-limit", "5", "--restore-limit", "6", "--join", "9") == 9.0

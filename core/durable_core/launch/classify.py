@@ -59,7 +59,7 @@ class _Found:
 
 
 def classify(evidence: Evidence) -> Verdict:
-    """Never undecided: evidence that says nothing is an unknown failure, F1 whose repetition escalates.
+    """Never undecided: evidence that says nothing is an unknown failure, F1, whose repetition proves nothing.
 
     A worker that we stopped is a cause of nothing, whatever its status, except what its last words say of
     objects or numbers: it may have been about to end of those when we came.
@@ -69,7 +69,7 @@ def classify(evidence: Evidence) -> Verdict:
         kind = "nothing that is known of"
         return Verdict(
             F.F1, signature(kind, step=evidence.step), evidence.step, None,
-            "the group ended, and neither statuses nor facts say why",
+            "the group ended, and neither statuses nor facts say why", origin=Origin.OUTSIDE,
         )  # fmt: skip
     best = _placed(found[0], found)
     also = tuple(dict.fromkeys(f.cause.failure for f in found if f.cause.failure is not best.cause.failure))

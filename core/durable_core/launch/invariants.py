@@ -39,10 +39,10 @@ class Violation:
 
 @dataclass(frozen=True)
 class Terms:
-    """``join_s``: for all members to join; ``drain_s``: for a planned stop; ``diagnosis_s``: between a
-    suspicion and the end of a group, so that stacks can be written; ``silence_s``: several missed reports of
-    an agent; ``probation_steps``: verified steps after a restore; ``rpo_steps``, ``rpo_s``: training that may
-    be unrecoverable, if that is declared."""
+    """``join_s``: for all members to join, no less than one of them may build and restore; ``drain_s``: for a
+    planned stop; ``diagnosis_s``: between a suspicion and the end of a group, so that stacks can be written;
+    ``silence_s``: several missed reports of an agent; ``probation_steps``: verified steps after a restore;
+    ``rpo_steps``, ``rpo_s``: training that may be unrecoverable, if that is declared."""
 
     join_s: float = 600.0
     drain_s: float = 300.0

@@ -17,12 +17,13 @@ from durable_core.clock import Clock
 from durable_core.commit.state import Failure, RunState
 from durable_core.engine import beats, words
 from durable_core.engine.launched import RunFiles
+from durable_core.engine.words import Request
 from durable_core.errors import DurableError, FencedError, FormatError, RecordRefused, TierError
 from durable_core.format.record import Kind
 from durable_core.launch import past, quarantine, retry
 from durable_core.launch.agent.ended import Cause, Ended, Verdict
 from durable_core.launch.books import Books, Lapse
-from durable_core.launch.classes import DRAINED, TABLE
+from durable_core.launch.classes import DRAINED, TABLE, F
 from durable_core.launch.classify import Evidence, Exit, Stall, Unfit, classify
 from durable_core.launch.classify import Verdict as Finding
 from durable_core.launch.controller.incident import redacted
@@ -92,16 +93,25 @@ class Judge:
 
     def _evidence(self, ended: Ended, state: RunState, books: Books | None) -> Evidence:
         """Only what ended, or was seen to end, by itself is a cause; what we stopped is marked."""
-        now, host = self.clock.monotonic(), socket.gethostname()
+        host = socket.gethostname()
         exits = tuple(
-            Exit(rank, status, host, self._words(rank), now, stopped, ended.oom)
+            Exit(
+                rank,
+                status,
+                host,
+                self._words(rank),
+                ended.at,
+                stopped,
+                ended.oom,
+                None if stopped else self._quiet(rank, ended.at),
+            )
             for statuses, stopped in ((ended.exits, False), (ended.after, True))
             for rank, status in sorted(statuses.items())
         )
         over, mine = state.terminal, "" if books is None else books.name
         asked: Mapping[str, Any] = {} if ended.request is None else ended.request.evidence
         stall, unfit = asked.get("stall"), asked.get("unfit")
-        planned = ended.request is not None and ended.request.kind == "drain" and unfit is None
+        planned = ended.request is not None and unfit is None and _is_planned(ended.request)
         return Evidence(
             exits,
             self._step(),
@@ -112,7 +122,7 @@ class Judge:
             finished=over is not None and over.outcome == "succeeded",
             cancelled=str(over.detail.get("principal")) if over and over.outcome == "cancelled" else "",
             newer=state.launch_id if mine and mine in state.superseded else "",
-            waited="rendezvous" if ended.cause is Cause.UNMET else "",
+            waited=_waited(ended),
         )
 
     def _words(self, rank: int) -> words.Words | None:
@@ -121,6 +131,14 @@ class Judge:
         except FormatError as error:
             self.say(f"the last words of rank {rank} are not understood: {error}")
             return None
+
+    def _quiet(self, rank: int, at: float) -> float | None:
+        """Seconds from its last sign of life until its end was seen, if it has given any."""
+        try:
+            beat = beats.read(self.files.beat(rank))
+        except FormatError:
+            return None
+        return None if beat is None else max(0.0, at - beat.time)
 
     def _step(self) -> int | None:
         """The last step that all have done: a group is as far as the one behind."""
@@ -190,6 +208,17 @@ class Judge:
             self.complete(books)
         except DurableError as error:
             self.say(f"no post-run manifest yet (durable finalize writes it): {error}")
+
+
+def _is_planned(request: Request) -> bool:
+    """Also one that came to no boundary in its time, and is stopped for that."""
+    return request.kind == "drain" or request.failure == F.F4.value
+
+
+def _waited(ended: Ended) -> str:
+    if ended.request is not None and ended.request.failure == F.F18.value:
+        return "complete group"
+    return "rendezvous" if ended.cause is Cause.UNMET else ""
 
 
 def _succeeded(ended: Ended, state: RunState) -> bool:

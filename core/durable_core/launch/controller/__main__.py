@@ -55,7 +55,9 @@ def settings_of(args: argparse.Namespace) -> Settings:
                 name: Limit(soft, hard) for name in (phase, *(["first_step"] if phase == "step" else []))
             }
             limits = replace(limits, **changes)  # type: ignore[arg-type]  # the names are of Limit fields
-    terms = Terms(args.join_s, args.drain_s, args.diagnosis_s, args.silence_s, args.probation_steps)
+    # of one that builds or restores for long its own limit says when it hangs
+    join_s = max(args.join_s, limits.init.hard_s, limits.restore.hard_s)
+    terms = Terms(join_s, args.drain_s, args.diagnosis_s, args.silence_s, args.probation_steps)
     return Settings(terms, limits, args.evict_stragglers, args.pilot)
 
 
