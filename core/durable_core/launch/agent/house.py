@@ -107,7 +107,8 @@ class House:
 
 
 class Helper:
-    """A process beside the agent that is started again when it dies: at once, then every few seconds."""
+    """A process beside the agent that is started again when it dies: at once, then every few seconds; one
+    that another has the office of, not before it is wanted again (the next attempt)."""
 
     AGAIN_S = 2.0
 
@@ -117,28 +118,31 @@ class Helper:
         self._command, self._clock, self._say = command, clock, say
         self._process: subprocess.Popen[bytes] | None = None
         self._started = -self.AGAIN_S
-        self._wanted = False
+        self._wanted = self._fenced = False
 
     @property
     def pids(self) -> tuple[int, ...]:
         return () if self._process is None else (self._process.pid,)
 
     def want(self, wanted: bool) -> None:
-        self._wanted = wanted
+        self._wanted, self._fenced = wanted, False
         if not self._wanted and self._process is not None:
             self._process.kill()  # what it has not written another one will
             self._process.wait()
             self._process = None
 
     def tend(self) -> None:
-        if not self._wanted or (self._process is not None and self._process.poll() is None):
+        if not self._wanted or self._fenced or (self._process is not None and self._process.poll() is None):
             return
         now = self._clock.monotonic()
         if now - self._started < self.AGAIN_S:
             return
         if self._process is not None:
-            if self._process.returncode == FENCED:
-                return  # another one has its office
+            self._fenced = self._process.returncode == FENCED
+            if self._fenced:
+                self._say("another controller looks after the run; ours is not started again")
+                self._process = None
+                return
             self._say(f"the controller ended with {self._process.returncode}; starting another")
         self._started = now
         self._process = subprocess.Popen(
