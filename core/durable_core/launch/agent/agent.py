@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 from durable_core.commit.claim import choose_before
 from durable_core.engine.words import Member, Request
 from durable_core.errors import NodesMissing
-from durable_core.launch.agent import hooks, teardown
+from durable_core.launch.agent import hooks, memory, teardown
 from durable_core.launch.agent.ended import Cause, Ended, Verdict
 from durable_core.launch.agent.house import House
 from durable_core.launch.agent.starting import Starter
@@ -62,6 +62,7 @@ class Agent(LocalElasticAgent):
         self._asked = -_ASK_S
         self._stopped = teardown.Stopped()
         self._provoked = ""
+        self._killed: int | None = None  # for memory, before this attempt
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class Agent(LocalElasticAgent):
         self._house.tell(launch_id=handler.launch, attempt=handler.attempt)
 
     def _begin(self) -> None:
-        self._pcontext, self._provoked = None, ""
+        self._pcontext, self._provoked, self._killed = None, "", memory.kills()
         self._house.control(self._worker_group.group_rank == 0)
         self._house.fresh_attempt(self._pids)
         self._house.tell(GroupPhase.STARTING, generation=self._generation, expected=self._world_size)
@@ -189,7 +190,10 @@ class Agent(LocalElasticAgent):
 
     def _seen(self, cause: Cause, request: Request | None = None) -> Ended:
         exits = self._by_rank(self._workers.exits())
-        return Ended(cause, self._generation, exits, request=request, provoked=self._provoked)
+        return Ended(
+            cause, self._generation, exits, request=request, provoked=self._provoked,
+            oom=memory.killed(self._killed, memory.kills()), at=self._house.clock.monotonic(),
+        )  # fmt: skip
 
     # --- stopping ----------------------------------------------------------------------------
 

@@ -27,8 +27,9 @@ class Cause(enum.Enum):
 @dataclass(frozen=True)
 class Ended:
     """One attempt. ``exits``: statuses by rank, negative for a signal, of those that ended by themselves;
-    ``after``: of those that we have stopped; ``error``: of the rendezvous; ``provoked``: what scheduled
-    chaos has done to it."""
+    ``after``: of those that we have stopped; ``oom``: the kernel has killed for memory meanwhile; ``error``:
+    of the rendezvous; ``provoked``: what scheduled chaos has done to it; ``at``: monotonic seconds when its
+    end was seen."""
 
     cause: Cause
     generation: int | None = None
@@ -39,6 +40,7 @@ class Ended:
     oom: bool = False
     error: str = ""
     provoked: str = ""
+    at: float = 0.0
 
     @property
     def clean(self) -> bool:
