@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from durable_core.commit.effects import Program
+from durable_core.commit.fence import token_error
 from durable_core.commit.journal import Draft, View, append, replay
-from durable_core.errors import LostSlot, RunEnded
+from durable_core.commit.objects import poll
+from durable_core.errors import CommitAborted, LostSlot, RunEnded
 from durable_core.format.record import Kind
 from durable_core.types import Promise, Token
 
@@ -15,6 +17,32 @@ from durable_core.types import Promise, Token
 def succeed(view: View, token: Token, *, c: int | None, target: Any) -> Program[View]:
     """``run.succeeded``: ``c``, the final commit, is the head. Raises as ``append``."""
     return (yield from append(view, Draft.by(token, Kind.RUN_SUCCEEDED, {"c": c, "target": target})))
+
+
+def await_success(view: View, token: Token, *, seconds: float) -> Program[View]:
+    """The view in which the coordinator has recorded that the run has succeeded.
+
+    Raises ``CommitAborted`` when that is not seen within ``seconds``, or the reason why ``token`` may not
+    write any more.
+    """
+    seen = view
+
+    def look() -> Program[View | None]:
+        nonlocal seen
+        seen = yield from replay(seen)
+        over = seen.state.terminal
+        if over is not None and over.outcome == "succeeded":
+            return seen
+        if (error := token_error(seen.state, token)) is not None:
+            raise error
+        return None
+
+    found = yield from poll(look, seconds=seconds)
+    if found is None:
+        raise CommitAborted(
+            f"the coordinator has not recorded within {seconds:g} s that the run has succeeded"
+        )
+    return found
 
 
 def fail(view: View, token: Token, *, reason: str) -> Program[View]:

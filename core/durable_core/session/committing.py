@@ -233,15 +233,20 @@ class Committer:
         return view
 
     def succeed(self, target: Any) -> None:
+        """The coordinator records it, and the others wait for that: a worker that ends with 0 before it is
+        so looks to its launcher like one that has given up."""
         failures: list[DurableError] = []
-        if self._world.coordinator:
 
-            def work(view: View) -> View:
+        def work(view: View) -> View:
+            if self._world.coordinator:
                 program = ending.succeed(view, self._token, c=view.state.head, target=target)
-                return self._performer.run(program)
+            else:
+                seconds = self._settings.commit_deadline_s
+                program = ending.await_success(view, self._token, seconds=seconds)
+            return self._performer.run(program)
 
-            self.writer.submit(Job("succeed", self._keeping_doubt(work), failures.append))
-            self.writer.drain()
+        self.writer.submit(Job("succeed", self._keeping_doubt(work), failures.append))
+        self.writer.drain()
         self.writer.raise_failure()
         if failures:
             raise failures[0]
