@@ -108,6 +108,7 @@ class Launch:
     seen: list[Seconds] = field(default_factory=list)
     facts: list[tuple[Seconds, str]] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
+    stale: set[int] = field(default_factory=set)
     _marks: Marks = field(default_factory=list)
     _read: int = 0
 
@@ -233,7 +234,8 @@ def one_kill(launch: Launch, chance: random.Random) -> dict[str, Any]:
     made = {each: started(each) for each in workers}
     first = min((at for at in made.values() if at is not None), default=killed)
     stale = {each for each, at in carrying(launch.mark).items() if at < killed - 0.02} - {launch.process.pid}
-    stale -= set(_helpers(launch))
+    stale -= {*_helpers(launch), *launch.stale}
+    launch.stale |= stale
     total = max(_first(fresh, rank, "step", old)["at"] for rank in range(WORKERS)) - killed
     lost = max(e["step"] for e in steps) - min(
         _first(fresh, rank, "restored", old)["step"] for rank in range(WORKERS)
