@@ -104,6 +104,7 @@ class Launch:
     args: argparse.Namespace
     folder: Path
     mark: str
+    memory: tempfile.TemporaryDirectory[str]
     process: subprocess.Popen[bytes] = field(init=False)
     seen: list[Seconds] = field(default_factory=list)
     facts: list[tuple[Seconds, str]] = field(default_factory=list)
@@ -121,7 +122,7 @@ class Launch:
             "--state-mb",
             str(self.args.state_mb),
         ]
-        job += ["--memory", self.args.memory, *(["--stubborn"] if self.args.stubborn else [])]
+        job += ["--memory", self.memory.name, *(["--stubborn"] if self.args.stubborn else [])]
         environ = {
             **os.environ, "OMP_NUM_THREADS": "1", "RESTARTS_MARKS": str(self.folder / "marks"),
             "RESTARTS_ID": self.mark, "TORCH_CPP_LOG_LEVEL": "ERROR", "TMPDIR": str(self.folder),
@@ -296,12 +297,15 @@ def block(
         with tempfile.TemporaryDirectory(
             prefix="restarts-", dir=args.dir, ignore_cleanup_errors=True
         ) as folder:
-            launch = Launch(name, args, Path(folder), f"{os.getpid()}-{chance.getrandbits(32):x}")
+            memory = tempfile.TemporaryDirectory(prefix="restarts-", dir=args.memory)
+            mark = f"{os.getpid()}-{chance.getrandbits(32):x}"
+            launch = Launch(name, args, Path(folder), mark, memory)
             launch.start()
             try:
                 results += _kills(launch, kills - len(results), chance)
             finally:
                 left += launch.stop()
+                memory.cleanup()
                 if args.keep:
                     shutil.copytree(
                         folder, Path(args.keep) / f"{name}-{launch.mark}",

@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
+from durable_core.engine.launched import RunFiles
 from durable_core.launch.agent import sweeping
 from durable_core.launch.agent.starting import Cold, Process
 from durable_core.launch.standby import environment, imports, pool, safety, wire, zygote
 from durable_core.launch.standby.pool import Warm
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 #: Writes what a worker can see of itself to the file that it is given, then does what it is told to.
@@ -76,11 +77,12 @@ class Agent:
     """This process as an agent: what it starts, and that all of it is gone in the end."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = RunFiles(folder).prepare().root
         self.script = folder / "script" / "train.py"
         self.script.parent.mkdir()
         self.script.write_text(REPORT)
         self.started: list[Process] = []
+        self.said: list[str] = []
 
     def environ(self, **more: str) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME") if name in os.environ}
@@ -131,7 +133,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def warm(agent: Agent, loads: Callable[..., None]) -> Iterator[Warm]:
-    made = Warm(Cold(), 2, patience_s=DEADLINE_S)
+    made = Warm(Cold(), 2, say=agent.said.append, patience_s=DEADLINE_S)
     yield made
     made.close()
 
@@ -286,6 +288,7 @@ def test_a_package_that_reads_its_rank_when_imported_means_cold_starts(
     assert ended(agent.start(warm, "0")) == 0
     assert warm.reason == "reads_rank reads RANK"
     assert not agent.report("0")["had"]
+    assert agent.said == ["a worker is started without a standby: reads_rank reads RANK"]
     warm.tend()
     assert warm.pids == frozenset()
 
@@ -360,6 +363,7 @@ def test_a_standby_that_does_not_answer_is_given_up(agent: Agent, loads: Callabl
 
 LAUNCHER = """
 import os, sys
+from durable_core.engine.launched import RunFiles
 from durable_core.launch.agent import sweeping
 from durable_core.launch.agent.starting import Cold, Process
 from durable_core.launch.standby import imports

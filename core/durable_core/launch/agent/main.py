@@ -56,7 +56,9 @@ def launch(arguments: Sequence[str], say: Callable[[str], None], clock: Clock | 
         handler.files, clock, signals, lambda line: say(redacted(line, secrets)),
         lambda: _controller(flags, handler, pilot),
     )  # fmt: skip
-    starter: Starter = Warm(Cold(), flags.standbys, flags.standby_imports) if flags.standbys else Cold()
+    starter: Starter = Cold()
+    if flags.standbys:
+        starter = Warm(starter, flags.standbys, flags.standby_imports, say=house.say)
     try:
         verdict = _run(flags, handler, house, starter, secrets)
         house.say(verdict.why)
@@ -80,6 +82,7 @@ def _run(
     judge = Judge(
         house.files, house.clock, terms.policy, handler.books, partial(_complete, house.clock), house.say,
         terms.spent(house.clock), secrets, handler.node,
+        lambda: handler.spare,
     )  # fmt: skip
     config = flags.config
     assert config.logs_specs is not None  # torch's parser makes them

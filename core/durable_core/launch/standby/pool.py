@@ -10,7 +10,7 @@ import os
 import select
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,17 +59,19 @@ class Warm:
     """``standbys``: how many workers are to be startable at once without importing. ``extra``: further
     modules to import. ``cold`` starts what cannot be taken from a standby.
 
-    ``reason``: why the last worker was started cold, ``""`` when it was not; ``doubts``: why standbys do not
-    fork, ``""`` while they do.
+    ``say``: one line for the operator. ``reason``: why the last worker was started cold, ``""`` when it was
+    not; ``doubts``: why standbys do not fork, ``""`` while they do.
 
     The first worker's command and environment are those that standbys are made for. The agent has to be a
     subreaper, and to call all of this on its main thread, for a standby ends with the thread that started it.
     """
 
     def __init__(
-        self, cold: Starter, standbys: int, extra: Sequence[str] = (), *, patience_s: float = PATIENCE_S
-    ) -> None:
+        self, cold: Starter, standbys: int, extra: Sequence[str] = (), *,
+        say: Callable[[str], None] = lambda line: None, patience_s: float = PATIENCE_S,
+    ) -> None:  # fmt: skip
         self.reason = self.doubts = ""
+        self._say, self._said = say, set[str]()
         self._cold, self._standbys, self._extra, self._patience_s = cold, standbys, tuple(extra), patience_s
         self._made_for: _Made | None = None
         self._idle: list[_Standby] = []
@@ -90,6 +92,7 @@ class Warm:
                 worker = self._ask(self._idle[0], argv, env, stdout, stderr)
                 if worker is not None:
                     return worker
+        self._tell(f"a worker is started without a standby: {self.reason}")
         return self._cold.start(argv, env, stdout, stderr)
 
     def tend(self) -> None:
@@ -172,7 +175,15 @@ class Warm:
             standby.waits = True
             self.doubts = "; ".join(report["doubts"])
             self._unfit = "; ".join(report["unfit"])
+            if self.doubts:
+                self._tell(f"standbys serve once each, for forking is not safe here: {self.doubts}")
         return report
+
+    def _tell(self, line: str) -> None:
+        """Each line once: it is true of every worker."""
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
 
     def _drop(self, standby: _Standby) -> None:
         if standby in self._idle:
