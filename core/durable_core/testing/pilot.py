@@ -7,14 +7,15 @@ everything that it is made of was part of it (LIFE-02, LIFE-03).
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from durable_core.clock import Clock, SystemClock
 from durable_core.commit.state import RunState
@@ -159,18 +160,43 @@ def _weights(manifest: Manifest) -> dict[str, list[str]]:
 
 
 def _parts(reader: Reader) -> list[Part]:
-    """What a run of this kind may be made of, and what of it the pilot saw."""
-    info = reader.newest_usable()
-    manifest, text = reader.manifest(info), json.dumps(reader.manifest(info).cursor or {})
-    state = reader.state
-    summary = state.terminal.outcome if state.terminal is not None else ""
-    kinds = str(manifest.documents)
+    """What a run of this kind may be made of, and what of it the pilot saw: from its last checkpoint."""
+    manifest, state = reader.manifest(reader.newest_usable()), reader.state
+    cursor, end = manifest.cursor, state.terminal
+    drawn = any(_named(cursor, "seeded")) or any(_named(cursor, "sample_rng"))
+    sources = [len(each) for each in _named(cursor, "sources")]
+    evaluated = any(_positive(each) for each in _named(manifest.documents, "val_loop.batch_progress"))
     return [
         Part("tensors and their shapes", f"{len(manifest.tensors)} tensors"),
-        Part("input transforms", "random streams per sample" if "seed" in text else ""),
-        Part("packing", "packed rows" if "pack" in text else ""),
-        Part("mixture counts", "a mixture" if "mixture" in text or "debt" in text else ""),
+        Part("input transforms", "random streams per sample" if drawn else ""),
+        Part("packing", "packed rows" if [*_named(cursor, "packer"), *_named(cursor, "packing")] else ""),
+        Part("mixture counts", f"{max(sources)} sources" if sources else ""),
         Part("staging and commit", f"{state.commits} commits of {len(manifest.roles)} writers"),
-        Part("evaluation", "validated" if "val" in kinds else ""),
-        Part("output", summary),
+        Part("evaluation", "validated" if evaluated else ""),
+        Part("output", "" if end is None else end.outcome),
     ]
+
+
+def _named(value: Any, name: str) -> Iterator[Any]:
+    """What is found under keys that end with ``name``, at any depth; a dictionary may be a list of pairs."""
+    pairs: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        pairs = value.items()
+    elif isinstance(value, (list, tuple)):
+        pairs = (
+            (each[0], each[1]) if isinstance(each, (list, tuple)) and len(each) == 2 else ("", each)
+            for each in value
+        )
+    for key, inner in pairs:
+        if isinstance(key, str) and key.endswith(name):
+            yield inner
+        yield from _named(inner, name)
+
+
+def _positive(value: Any) -> bool:
+    """Whether something in it was counted."""
+    if isinstance(value, Mapping):
+        return any(map(_positive, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_positive, value))
+    return isinstance(value, int) and value > 0

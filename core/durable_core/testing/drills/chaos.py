@@ -216,8 +216,8 @@ def run(
         calm.close()
     ground = Ground(base / "chaos")
     ground.order(steps=steps, step_seconds=step_s, every=every)
-    standing = ("--standby", str(standbys)) if standbys else ()
-    ordeal = Ordeal(ground, ("--step-limit", str(STEP_LIMIT_S), "--takeover", *standing))
+    flags = ("--step-limit", str(STEP_LIMIT_S), "--takeover", "--standby", str(standbys))
+    ordeal = Ordeal(ground, flags)
     try:
         ordeal.endure(schedule(seed, mean_s=mean_s, total_s=total, ranks=ground.world), 3 * total)
     finally:

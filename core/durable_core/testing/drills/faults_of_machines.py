@@ -79,8 +79,9 @@ def controller_kill(ground: Ground, defended: bool) -> Incident:
 
 
 def launcher_kill(ground: Ground, defended: bool) -> Incident:
-    """Nothing of it is left, though nobody told the workers; the next launch goes on."""
-    ground.order()
+    """Nothing of it is left, though nobody told the workers, who would train on for long; the next launch
+    goes on."""
+    ground.order(Injection("slow", step=12, argument="1"))
     first = ground.launch() if defended else _torchrun(ground)
     ground.until_step(13)
     began = ground.clock.monotonic()
@@ -172,7 +173,8 @@ def _on_two_hosts(ground: Ground, inside: namespaces.Inside, limit_s: str) -> li
         ground.prefix = (*inside.prefix, *host, "env", *wires)
         one = ground.launch(
             "--nnodes", "2", "--node-rank", str(number - 1), "--rdzv-backend", "c10d",
-            "--rdzv-endpoint", "10.9.0.1:29511", "--rdzv-id", "drill",
+            "--rdzv-endpoint", "10.9.0.1:29511", "--rdzv-conf", f"is_host={int(number == 1)}",
+            "--rdzv-id", "drill",
             "--local-addr", f"10.9.0.{number}", "--step-limit", limit_s, world=1,
         )  # fmt: skip
         launched.append(one)

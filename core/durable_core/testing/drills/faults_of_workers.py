@@ -43,7 +43,7 @@ def _restarting(defended: bool) -> tuple[str, ...]:
 
 def kill_in_compute(ground: Ground, defended: bool) -> Incident:
     ground.order(Injection("kill", step=13, rank=1))
-    return _played(ground, *_restarting(defended))
+    return _played(ground, "--standby", "0", *_restarting(defended))
 
 
 def kill_in_save(ground: Ground, defended: bool) -> Incident:
@@ -101,7 +101,7 @@ def again_and_again(ground: Ground, defended: bool) -> Incident:
     """``KILLS`` times some worker, at some instant after the group has come up: while it computes, saves or
     ends a save. What is left of the run is compared with one that was never disturbed."""
     ground.order(steps=20 * KILLS)
-    launched = ground.launch(*(("--standby", str(ground.world)) if defended else ("--max-restarts", "0")))
+    launched = ground.launch(*_restarting(defended))
     began, last = 0.0, -1.0
     for _ in range(KILLS if defended else 1):
         victim = ground.chance.randrange(ground.world)

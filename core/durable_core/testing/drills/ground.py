@@ -84,12 +84,13 @@ class Ground:
         self.orders = replace(self.orders, injections=injections, **changes)
 
     def launch(self, *flags: str, world: int | None = None, without: str = "") -> Launched:
-        """``durable launch`` with the job, in the background. ``without``: a defence that launcher and
-        controller have not."""
+        """``durable launch`` with the job, in the background, its workers from standbys unless ``flags`` say
+        otherwise. ``without``: a defence that launcher and controller have not."""
+        count = str(world or self.world)
         taken = ("-m", "durable_core.testing.drills.unguarded", without) if without else ("-m",)
         return self.start(
             sys.executable, *taken, "durable_core.cli", "launch", "--root", self.orders.root,
-            "--nproc-per-node", str(world or self.world), "--no-preflight", *flags,
+            "--nproc-per-node", count, "--no-preflight", "--standby", count, *flags,
         )  # fmt: skip
 
     def start(self, *launcher: str) -> Launched:
