@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,4 +41,10 @@ def main(root: str, ends: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    once_more = partial(signal.raise_signal, signal.SIGTERM)  # as torchrun does when another rank has ended
+    atexit.register(once_more if sys.argv[2] == "term" else bool)
+    try:
+        main(*sys.argv[1:])
+    except SystemExit:
+        once_more()
+        raise

@@ -180,3 +180,26 @@ def test_a_goal_that_one_writer_finds_breached_stops_all_of_them(tmp_path: Path)
         return newest
 
     assert Meeting(2).all(member) == [1, 1]
+
+
+@pytest.mark.parametrize("again", ["under way", "restored"])
+def test_to_wait_for_a_step_that_is_saved_already_is_no_second_save(tmp_path: Path, again: str) -> None:
+    """The coordinator would be refused at once, and the others wait for it until their deadline."""
+    Meeting(2).all(run_to(tmp_path, 0))
+
+    def member(world: World) -> tuple[bool, int | None]:
+        run = Run.open(tmp_path, world=world, settings=settings(commit_deadline_s=600.0))
+        run.load()
+        run.confirm()
+        step = 1 if again == "under way" else 0
+        state, role = tree(world.roles.index(world.role), step)
+        if again == "under way":
+            run.save(state, role, step=step)
+        done = run.save(state, role, step=step, wait=True)
+        newest = run.status().newest_step
+        run.close()
+        return done, newest
+
+    step = 1 if again == "under way" else 0
+    assert Meeting(2).all(member) == [(True, step), (True, step)]
+    assert len(open_run(tmp_path).state.checkpoints) == step + 1

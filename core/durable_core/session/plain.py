@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -32,6 +29,7 @@ from durable_core.session.run import Run
 from durable_core.session.saving import Due
 from durable_core.session.settings import Backlog, OnBreach, Resume, Settings
 from durable_core.session.status import Status
+from durable_core.session.termination import Termination
 from durable_core.session.world import World
 from durable_core.spec import RunSpec
 from durable_core.state import capture, contract, rng, stable
@@ -67,10 +65,8 @@ class DurableSession:
         self._updates = 0  # of those steps, the ones whose optimizer did step
         self._unprepared = True
         self._updated = False  # an optimizer has stepped since the last boundary
-        self._term = threading.Event()
+        self._term = Termination()
         self._poll = Poll(run.world.greatest if len(run.world.roles) > 1 else None)
-        self._process = os.getpid()
-        self._previous_handler: Any = None
         self._hooks = [
             hook
             for optimizer in self._optimizers
@@ -183,15 +179,7 @@ class DurableSession:
             self._loader.before_next.append(self._check_pair(self._loader, self._loader.cursor))
             self._loader.before_next.append(self._before_batch)
         self.run.reporter.watch(self._modules)
-        if threading.current_thread() is threading.main_thread():
-            self._previous_handler = signal.signal(signal.SIGTERM, self._on_term)
-
-    def _on_term(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a forked child has no boundary: it ends, as it would without us
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
-        self._term.set()
+        self._term.listen()
 
     def _check_pair(self, loader: DurableLoader, at: Cursor) -> Callable[[], None]:
         """Before the first batch: the loader still stands where the model does, at ``at``."""
@@ -257,7 +245,7 @@ class DurableSession:
         self.run.boundary(self._step)
         self.run.integrity.examine(self._step, self._twice.parameters)
         self.run.watch(self._step, self._loader)
-        wish = Wish.DRAIN if self._term.is_set() else Wish.NOTHING
+        wish = Wish.DRAIN if self._term.asked else Wish.NOTHING
         if self._poll.at(wish, self.run.clock.monotonic()) is Wish.DRAIN:
             self._drain()
         due = self.run.due(self._step)
@@ -289,6 +277,7 @@ class DurableSession:
             self.save(wait=True)
         except (CommitAborted, TierError) as error:
             failure = error  # told as a warning; the next start does those steps again
+        self._term.stay_deaf()
         self.close()
         raise Drained() from failure
 
@@ -343,7 +332,7 @@ class DurableSession:
         """Save the final state and record that the run has succeeded."""
         if self.run.completed:
             return
-        if not self._saved():
+        if not self.run.world.all(self._saved()):
             self.save(wait=True)
         self.run.succeed({"steps": self._step})
 
@@ -358,9 +347,7 @@ class DurableSession:
 
         Saves nothing: leaving the ``with`` block does.
         """
-        if self._previous_handler is not None:
-            signal.signal(signal.SIGTERM, self._previous_handler)
-            self._previous_handler = None
+        self._term.restore()
         while self._hooks:
             self._hooks.pop().remove()
         if self._loader is not None and self._before_batch in self._loader.before_next:
@@ -379,8 +366,10 @@ class DurableSession:
             if error is None and not self.run.completed:
                 self._leave()
         finally:
+            if error is None and self._term.asked:
+                self._term.stay_deaf()
             self.close()
-        if error is None and self._term.is_set():  # it came after the last boundary
+        if error is None and self._term.asked:  # it came after the last boundary
             raise Drained()
 
     def _leave(self) -> None:
@@ -390,7 +379,7 @@ class DurableSession:
             found = "an optimizer has stepped"
         elif taken:
             found = self._begun.found()
-        if not self._saved():  # elsewhere too; and all save, or none does
+        if not self.run.world.all(self._saved()):  # all save, or none does
             found = next(filter(None, self.run.world.all_gather(found)), "")
             if not found:
                 self.save(wait=True)

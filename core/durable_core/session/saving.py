@@ -123,6 +123,8 @@ class Saver:
         self._raise_failure()
         self.snapshots.settle()  # it holds a slot that this save may have to wait for
         self._ledger.extend(rows)
+        if wait and due.checkpoint and self._made(step):
+            return True
         started = self._clock.monotonic()
         position, role = split_position(cursor, role)
         shared, own, tensors = self._flatten(state, role)
@@ -167,6 +169,13 @@ class Saver:
         if due.checkpoint:
             self._pace(step)
         return True
+
+    def _made(self, step: int) -> bool:
+        """Whether the checkpoint of this step is there already, once what is under way has ended. To write
+        it again would be refused, at once by the coordinator, and by the others after their deadline; so
+        all go by what the coordinator knows."""
+        self.committer.flush(None)
+        return bool(self._world.decide(lambda: self._board.read(0).newest_step == step))
 
     def _flatten(self, state: Any, role: Any) -> tuple[tree.Document, tree.Document, dict[str, Tensor]]:
         shared = tree.flatten(state, prefix="state")

@@ -70,22 +70,29 @@ class World:
     def torch_distributed(cls) -> World:
         """Every rank of the default process group is one data-parallel replica.
 
-        Without an initialised group, or with one member, this is ``solo()``.
+        Without an initialised group, or with one member, this is ``solo()``. Called by all ranks: where the
+        default group is not gloo, what they tell each other goes through one that is, made here, for it must
+        neither wait for an accelerator nor disturb what runs there.
         """
         import torch.distributed as dist
 
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             return cls.solo()
         size, rank = dist.get_world_size(), dist.get_rank()
+        group = (
+            None
+            if dist.get_backend() == "gloo"
+            else dist.new_group(backend="gloo", timeout=collective_timeout())
+        )
 
         def broadcast(value: Any) -> Any:
             box = [json.dumps(value) if rank == 0 else None]
-            dist.broadcast_object_list(box, src=0)
+            dist.broadcast_object_list(box, src=0, group=group)
             return json.loads(box[0] or "null")
 
         def all_gather(value: Any) -> list[Any]:
             box: list[Any] = [None] * size
-            dist.all_gather_object(box, json.dumps(value))
+            dist.all_gather_object(box, json.dumps(value), group=group)
             return [json.loads(item) for item in box]
 
         roles = tuple(role_name(i) for i in range(size))
