@@ -276,6 +276,10 @@ class NodesMissing(DurableError):
     """The nodes that a group needs did not come in the time allowed (F18); the message has the numbers."""
 
 
+class NodeQuarantined(DurableError):
+    """This host is left out of the run; the message says since when, and why."""
+
+
 # --- data ----------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ from durable_core.cli.output import EXIT_CODES, OK, USAGE, complain, fail, show
 from durable_core.cli.pilot import pilot
 from durable_core.cli.planning import plan
 from durable_core.cli.preflight import preflight
+from durable_core.cli.quarantine import quarantine
 from durable_core.errors import DurableError, UsageError
 
 _EPILOG = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
@@ -283,6 +284,7 @@ app.add_command(launch)
 app.add_command(cancel)
 app.add_command(finalize)
 app.add_command(preflight)
+app.add_command(quarantine)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -43,22 +43,71 @@ def quarantined(run: RunState) -> Quarantined:
     return Quarantined(names)
 
 
+@dataclass(frozen=True)
+class Standing:
+    """One that is left out. ``since``: wall clock of the failure it follows, ``None``: it follows none."""
+
+    unit: Unit
+    name: str
+    reason: str
+    since: float | None
+
+
+def standing(run: RunState) -> tuple[Standing, ...]:
+    """What is in quarantine now, by unit and name: why, and since when."""
+    out = quarantined(run)
+    times = {failure.op_id: failure.time for failure in run.failures}
+    found: dict[tuple[Unit, str], Standing] = {}
+    for line in run.quarantines:
+        unit, name = str(line.get("unit", "")), str(line.get("name", ""))
+        if unit in {known.value for known in Unit} and (Unit(unit), name) in out and not line.get("lifted"):
+            reason, since = str(line.get("reason", "")), times.get(str(line.get("failure", "")))
+            found[Unit(unit), name] = Standing(Unit(unit), name, reason, since)
+    return tuple(sorted(found.values(), key=lambda one: (one.unit, one.name)))
+
+
+def lifting(run: RunState, unit: Unit, name: str, reason: str) -> dict[str, Any]:
+    """The payload of ``quarantine`` that takes one back in. What has failed until now speaks against it no
+    more; what fails later does."""
+    return {
+        "unit": unit.value, "name": name, "lifted": True, "reason": reason, "failures": len(run.failures),
+    }  # fmt: skip
+
+
+def barred(run: RunState, host: str, *, most: int) -> Standing | None:
+    """Why the agent on ``host`` does not take part; ``None``: it may. ``most``: nodes that its group may
+    have. A group of one node has no other, and trains there or not at all."""
+    if most == 1:
+        return None
+    of_host = (one for one in standing(run) if (one.unit, one.name) == (Unit.NODE, host))
+    return next(of_host, None)
+
+
 def unrecorded(run: RunState) -> Iterator[dict[str, Any]]:
     """The quarantines that are due and no record speaks of: payloads of ``quarantine``.
 
     Those that failures were decided with (the agent that decides records them too; this is for the one that
     was killed before it could), and nodes that a replay has shown to compute wrong.
     """
+    out = quarantined(run)
     said = {(line.get("unit"), line.get("name")) for line in run.quarantines}
-    for failure in run.failures:
+    settled = {
+        (line.get("unit"), line.get("name")): int(line.get("failures", 0))
+        for line in run.quarantines
+        if line.get("lifted")
+    }
+    due = set()
+    for at, failure in enumerate(run.failures):
         reason = failure.payload["class"]
         for one in _decided(failure):
             unit, name = one.get("unit", ""), one.get("name", "")
-            if unit and name and (unit, name) not in said:
-                said.add((unit, name))
+            if not (unit and name) or (Unit(unit), name) in out or at < settled.get((unit, name), 0):
+                continue
+            if (unit, name) not in due:
+                due.add((unit, name))
                 yield {"unit": unit, "name": name, "reason": reason, "failure": failure.op_id}
     for suspect in suspects(run):
-        if (suspect.unit.value, suspect.name) not in said:
+        if (suspect.unit.value, suspect.name) not in said | due:
             reason = "a replay came past what was found there: it computed wrong"
             yield {"unit": suspect.unit.value, "name": suspect.name, "reason": reason}
 

@@ -7,17 +7,17 @@ counts. Chance arrives as a number, so that all who decide from one journal deci
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from durable_core.commit.state import RunState
 from durable_core.errors import UsageError
 from durable_core.launch.causes import Origin
 from durable_core.launch.classes import DRAINED, IN_FLIGHT, TABLE, F, Retry, Source, Unit
-from durable_core.launch.classify import DOMAIN_LOSSES, Verdict
+from durable_core.launch.classify import Verdict
 from durable_core.launch.past import Past, past, threshold
+from durable_core.launch.policy import Policy as Policy
 
 
 class Action(str, enum.Enum):
@@ -32,58 +32,6 @@ class Action(str, enum.Enum):
 _OF_THE_PROGRAM = frozenset({F.F1, F.F5, F.F8})  # whose repetition proves the program at fault
 _ACTION = {Retry.IN_PLACE: Action.RESTART, Retry.REPLACE: Action.REPLACE, Retry.REQUEUE: Action.REQUEUE}
 AGAIN = frozenset(_ACTION.values())
-
-
-@dataclass(frozen=True)
-class Policy:
-    """How often and how quickly. ``UsageError`` for values that are none.
-
-    ``restarts``: charged failures that may stand unforgiven, over all classes; ``budgets``: the same for
-    single classes, instead of the table's. Spent, they end the run. ``launch_restarts``: what the command
-    line of one launch allows of ``restarts``, ``None``: nothing was said; spent, it ends that launch alone,
-    whatever else is due. ``backoff_s``: before the second restart without progress,
-    doubled for each more up to ``backoff_max_s``; ``jitter``: ``equal`` (between half of it and all),
-    ``full`` (between nothing and all: most spread, AWS's "full jitter") or ``none``. ``repeats``: equal
-    failures of the program on one placement that prove it deterministic; ``repeats_elsewhere``: placements
-    that do. ``domain_losses`` nodes of one domain within ``domain_window_s`` are one loss of the domain.
-    ``limits``: of what ``spent`` measures (``wall_s``, ``lost_steps``, ``device_hours``, ``cost``, ...);
-    reached, the run is given up.
-    """
-
-    restarts: int = 10
-    budgets: Mapping[F, int] = field(default_factory=dict)
-    backoff_s: float = 1.0
-    backoff_max_s: float = 300.0
-    jitter: str = "equal"
-    repeats: int = 3
-    repeats_elsewhere: int = 2
-    domain_losses: int = DOMAIN_LOSSES
-    domain_window_s: float = 600.0
-    limits: Mapping[str, float] = field(default_factory=dict)
-    launch_restarts: int | None = None
-
-    def __post_init__(self) -> None:
-        named = {"restarts": self.restarts, "one launch": self.launch_restarts or 0}
-        for name, value in {
-            **named,
-            **{failure.value: each for failure, each in self.budgets.items()},
-        }.items():
-            if value < 0:
-                raise UsageError(f"failure policy: budget of {name}: {value}", hint="0 or more restarts")
-        if not (math.isfinite(self.backoff_s) and 0 <= self.backoff_s <= self.backoff_max_s):
-            raise UsageError(
-                f"failure policy: backoff_s={self.backoff_s}, backoff_max_s={self.backoff_max_s}",
-                hint="0 <= backoff_s <= backoff_max_s",
-            )
-        if self.jitter not in ("equal", "full", "none"):
-            raise UsageError(f"failure policy: jitter={self.jitter!r}", hint="equal, full or none")
-        for name in ("repeats", "repeats_elsewhere", "domain_losses"):
-            if getattr(self, name) < 2:
-                raise UsageError(f"failure policy: {name}={getattr(self, name)}", hint="at least 2")
-
-    def budget(self, failure: F) -> int | None:
-        """Restarts for this class alone; ``None``: the run's budget is all that bounds it."""
-        return self.budgets.get(failure, TABLE[failure].budget)
 
 
 @dataclass(frozen=True)
@@ -136,21 +84,21 @@ class _Case:
 
 
 def decide(state: RunState, verdict: Verdict, policy: Policy, *, jitter: float, now: float,
-           spent: Mapping[str, float] | None = None, by: str = "") -> Decision:  # fmt: skip
+           spent: Mapping[str, float] | None = None, by: str = "",
+           spare: bool = True) -> Decision:  # fmt: skip
     """What to do about ``verdict``. ``state``: the journal *before* this failure is recorded (``record``
     makes the line); ``jitter``: in [0, 1); ``now``: wall clock, compared with the times of records only;
-    ``by``: who decides, for others may have recorded the same already.
+    ``by``: who decides, for others may have recorded the same already; ``spare``: whether the group can do
+    without one of its nodes: none is put in quarantine that it cannot do without.
 
     Deterministic. More failures that are not forgiven never make it more lenient, nor the delay shorter.
     """
     if not 0 <= jitter < 1:
         raise UsageError(f"jitter={jitter}", hint="a number in [0, 1)")
     case = _Case(state, verdict, policy, jitter, now, spent or {}, past(state, by))
-    for rule in _RULES:
-        decision = rule(case)
-        if decision is not None:
-            return decision
-    return _again(case, verdict.failure, verdict.reason)
+    decision = next(filter(None, (rule(case) for rule in _RULES)), None)
+    decision = decision or _again(case, verdict.failure, verdict.reason)
+    return decision if spare else _kept(decision)
 
 
 def record(state: RunState, verdict: Verdict, decision: Decision, by: str = "") -> dict[str, Any]:
@@ -194,6 +142,16 @@ def suspects(state: RunState) -> tuple[Quarantine, ...]:
         if one.forgiven and not any(other is not one and other.step == one.step for other in numeric)
     ]  # fmt: skip
     return tuple(dict.fromkeys(found))
+
+
+def _kept(decision: Decision) -> Decision:
+    """The nodes stay that no other can stand in for: a run of which none is left is no better off."""
+    nodes = [one.name for one in decision.quarantine if one.unit is Unit.NODE]
+    if not nodes:
+        return decision
+    rest = tuple(one for one in decision.quarantine if one.unit is not Unit.NODE)
+    why = f"{', '.join(nodes)} would be left out, and the group has no other node (--nnodes MIN:MAX)"
+    return replace(decision, quarantine=rest, reason=f"{decision.reason}; {why}")
 
 
 # --- the rules, in their order ---------------------------------------------------------------

@@ -35,6 +35,7 @@ class Judge:
     run has ended. ``say``: one line for the operator. ``spent(run)``: what the policy's limits are held
     against.
     ``secrets``: what must not be written down. ``node``: this agent's name among those of the launch.
+    ``spare()``: whether the group can do without one of its nodes.
     """
 
     files: RunFiles
@@ -46,6 +47,7 @@ class Judge:
     spent: Callable[[RunState], Mapping[str, float]] = lambda run: {}
     secrets: tuple[str, ...] = ()
     node: str = ""
+    spare: Callable[[], bool] = lambda: True
     _state: RunState = field(default_factory=RunState)
     _unrecorded: list[Lapse] = field(default_factory=list)
 
@@ -155,7 +157,9 @@ class Judge:
         chance = int(self.clock.new_id()[:8], 16) / 2**32
         spent = self.spent(state)
         now = self.clock.now()
-        return retry.decide(state, finding, self.policy, jitter=chance, now=now, spent=spent, by=self.node)
+        return retry.decide(
+            state, finding, self.policy, jitter=chance, now=now, spent=spent, by=self.node, spare=self.spare()
+        )
 
     def _record(self, books: Books) -> None:
         """What is not recorded yet, once. In doubt is told: the next call finds out."""

@@ -66,6 +66,7 @@ def launch(arguments: Sequence[str], say: Callable[[str], None], clock: Clock | 
         handler.shutdown()
         starter.close()
         house.close()
+        handler.remove()
     assert verdict.exit_code is not None
     return verdict.exit_code
 
@@ -81,8 +82,7 @@ def _run(
         )
     judge = Judge(
         house.files, house.clock, terms.policy, handler.books, partial(_complete, house.clock), house.say,
-        terms.spent(house.clock), secrets, handler.node,
-        lambda: handler.spare,
+        terms.spent(house.clock), secrets, handler.node, lambda: handler.spare,
     )  # fmt: skip
     config = flags.config
     assert config.logs_specs is not None  # torch's parser makes them

@@ -1,0 +1,67 @@
+"""L6. ``durable quarantine``: what a run leaves out, since when and why; and taking it back in."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import click
+
+from durable_core.cli.output import EXIT_CODES, Answer, Table, show
+from durable_core.clock import SystemClock
+from durable_core.commit.claim import maintain
+from durable_core.engine.inspect import open_run
+from durable_core.engine.performer import Performer
+from durable_core.errors import UsageError
+from durable_core.format.record import Kind
+from durable_core.launch.classes import Unit
+from durable_core.launch.quarantine import Standing, lifting, quarantined, standing
+
+_EPILOG = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
+_UNITS = [unit.value for unit in Unit if unit is not Unit.NOTHING]
+
+
+@click.command("quarantine", epilog=_EPILOG)
+@click.argument("root", metavar="ROOT")
+@click.option("--lift", nargs=2, type=(click.Choice(_UNITS), str), metavar="UNIT NAME", help="Take it back.")
+@click.option("--reason", default="by hand", help="Why: goes with --lift, for the record.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+def quarantine(root: str, lift: tuple[str, str] | None, reason: str, as_json: bool) -> int:
+    """List what the run leaves out: nodes, domains, images, data objects, storage, checkpoints.
+
+    A node that is listed does not take part in a group that may have several; --lift takes it back in. What
+    has failed until then speaks against it no more; what fails later does.
+    """
+    if lift is not None:
+        return show(_lifted(root, Unit(lift[0]), lift[1], reason), as_json=as_json)
+    return show(_listed(root), as_json=as_json)
+
+
+def _lifted(root: str, unit: Unit, name: str, reason: str) -> Answer:
+    reader, clock = open_run(root), SystemClock()
+    if (unit, name) not in quarantined(reader.state):
+        raise UsageError(f"{unit.value} {name} is not in quarantine", hint=f"durable quarantine {root}")
+    payload = lifting(reader.state, unit, name, reason)
+    Performer(reader.tier, clock).run(maintain(reader.view, Kind.QUARANTINE, payload, clock.new_id()))
+    return Answer(
+        {"lifted": {"unit": unit.value, "name": name}}, [f"{unit.value} {name} may take part again"]
+    )
+
+
+def _listed(root: str) -> Answer:
+    found = standing(open_run(root).state)
+    document = {"quarantined": [_document(one) for one in found]}
+    if not found:
+        return Answer(document, ["nothing is in quarantine"])
+    rows = [(one.unit.value, one.name, _time(one.since), one.reason) for one in found]
+    return Answer(document, [Table(("unit", "name", "since", "because"), rows)])
+
+
+def _document(one: Standing) -> dict[str, Any]:
+    return {"unit": one.unit.value, "name": one.name, "since": one.since, "reason": one.reason}
+
+
+def _time(since: float | None) -> str | None:
+    return (
+        None if since is None else datetime.fromtimestamp(since, timezone.utc).isoformat(timespec="seconds")
+    )
