@@ -85,8 +85,10 @@ class Coordinator:
         #: the generation that the launcher has claimed for this process
         self.given: Token | None = None
         self.takeover = settings.takeover or takeover_requested()
-        # An explicit takeover is a launch of its own: it must not inherit a superseded identity.
-        self.launch = (None if self.takeover else launch_id()) or clock.new_id()
+        # An explicit takeover is a launch of its own: it must not inherit a superseded identity. Under our
+        # launcher it is that one's, with the identity that its other attempts have.
+        inherits = not self.takeover or bool(self.launched.attempt)
+        self.launch = (launch_id() if inherits else None) or clock.new_id()
 
     def open(self, *, external: str | None = None) -> Opening:
         """Create or resume. ``external``: the script names a foreign checkpoint to start from.
