@@ -92,6 +92,15 @@ def test_a_generation_that_was_replaced_without_a_record_is_counted_as_such() ->
     assert (line.failure, line.title, line.count, line.repair_s) == ("", "not recorded", 1, None)
 
 
+def test_a_generation_that_another_launch_took_over_is_told_as_that() -> None:
+    made = Made()
+    made.begin(0.0)
+    made.commit(5.0, 3)
+    made.begin(9.0, restore=0)
+    (line,) = tally(made.state(), {}, {1: "a", 2: "b"}, {1})
+    assert (line.failure, line.title, line.automatic) == ("takeover", "taken over by another launch", 0.0)
+
+
 def test_a_planned_stop_and_what_workers_say_of_themselves_are_no_failures() -> None:
     made = Made()
     made.begin(0.0, drained=4)

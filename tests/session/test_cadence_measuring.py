@@ -174,6 +174,15 @@ def test_a_drain_that_lost_no_work_is_none() -> None:
     assert found.interruptions == () and found.planned == 1
 
 
+def test_a_drain_counts_before_anybody_has_started_again() -> None:
+    journal = Journal()
+    journal.start(0.0)
+    journal.commit(90.0, 5)
+    journal.start(200.0)
+    journal.add(Kind.RUN_DRAINING, 210.0, reason="SIGTERM", step=5)  # right after its start: nothing is lost
+    assert read_history(journal.state, burst=1.0).planned == 1
+
+
 def test_a_drain_that_never_committed_is_one() -> None:
     journal = Journal()
     journal.start(0.0)
@@ -189,7 +198,7 @@ def test_the_end_of_the_run_is_none() -> None:
     journal.commit(90.0, 4)
     journal.add(Kind.RUN_SUCCEEDED, 100.0, c=0, target=None)
     found = read_history(journal.state, burst=1.0)
-    assert found.interruptions == () and found.planned == 1 and found.uptime == 90.0
+    assert found.interruptions == () and found.planned == 0 and found.uptime == 90.0
 
 
 def test_a_burst_is_one_incident_and_takes_the_widest_domain() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from statistics import mean
 
@@ -17,6 +17,9 @@ from durable_core.session.cadence import read_history
 
 #: A generation that was replaced, and of which nobody recorded why.
 UNRECORDED = ""
+#: One that another launch took the run from.
+TAKEN_OVER = "takeover"
+_UNCLASSED = {UNRECORDED: "not recorded", TAKEN_OVER: "taken over by another launch"}
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,18 @@ def report(root: str) -> Answer:
     reader = open_run(root)
     trained: dict[int, float] = {}
     launches: dict[int, str] = {}
+    taken: set[int] = set()
     for entry in reader.entries():
         record = entry.record
         if entry.void:
             continue
         if record.kind is Kind.GENERATION_STARTED:
             launches[record.generation] = record.launch_id
+            if record.payload["takeover"]:
+                taken.add(record.generation - 1)
         elif record.kind is Kind.RUN_STATE and record.payload["state"] == State.RUNNING.value:
             trained.setdefault(record.generation, record.time)
-    lines = tally(reader.state, trained, launches)
+    lines = tally(reader.state, trained, launches, taken)
     history = read_history(reader.state)
     interruptions = len(history.interruptions)
     mtbf = history.uptime / interruptions if interruptions else None
@@ -87,11 +93,13 @@ def report(root: str) -> Answer:
     )
 
 
-def tally(run: RunState, trained: Mapping[int, float], launches: Mapping[int, str]) -> tuple[Line, ...]:
+def tally(
+    run: RunState, trained: Mapping[int, float], launches: Mapping[int, str], taken: Collection[int] = ()
+) -> tuple[Line, ...]:
     """By class, the most frequent first. ``trained``: when each generation was first seen to train;
-    ``launches``: whose it was."""
+    ``launches``: whose it was; ``taken``: those that another launch took the run from."""
     cases: dict[str, list[_Case]] = defaultdict(list)
-    for case in _cases(run, _first_signs(run, trained), launches):
+    for case in _cases(run, _first_signs(run, trained), launches, taken):
         cases[case.failure].append(case)
     total = sum(map(len, cases.values()))
     uptime = read_history(run).uptime
@@ -108,7 +116,9 @@ def _first_signs(run: RunState, trained: Mapping[int, float]) -> dict[int, float
     return signs
 
 
-def _cases(run: RunState, signs: Mapping[int, float], launches: Mapping[int, str]) -> Iterable[_Case]:
+def _cases(
+    run: RunState, signs: Mapping[int, float], launches: Mapping[int, str], taken: Collection[int]
+) -> Iterable[_Case]:
     """One for each generation that another replaced, or that failed last; of planned stops only those with
     a record."""
     lines: dict[int, list[Failure]] = defaultdict(list)
@@ -124,7 +134,7 @@ def _cases(run: RunState, signs: Mapping[int, float], launches: Mapping[int, str
         known = life.began if last is None else last.time
         later = [time for other, time in signs.items() if other > g]
         yield _Case(
-            UNRECORDED if last is None else str(last.payload["class"]),
+            str(last.payload["class"]) if last is not None else TAKEN_OVER if g in taken else UNRECORDED,
             None if last is None else _seconds(last.payload.get("detect_s")),
             min(later) - known if later and last is not None else None,
             launches.get(g + 1) == launches.get(g) if over else None,
@@ -147,7 +157,7 @@ def _lost(run: RunState, generation: int, step: int | None) -> int:
 
 def _line(failure: str, cases: list[_Case], total: int, uptime: float) -> Line:
     automatic = [case.automatic for case in cases if case.automatic is not None]
-    title = TABLE[F(failure)].title if failure else "not recorded"
+    title = _UNCLASSED.get(failure) or TABLE[F(failure)].title
     return Line(
         failure,
         title,

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from durable_core.commit.state import RunState
+from durable_core.commit.state import Life, RunState
 from durable_core.errors import UsageError
 
 #: The failure domain that each class of the taxonomy takes with it; a class not named here: the process.
@@ -41,7 +41,7 @@ class Interruption:
 @dataclass(frozen=True)
 class History:
     """``uptime``: seconds that generations were seen alive; ``interruptions`` in order of time; ``gaps``:
-    seconds of uptime from one to the next; ``planned``: ends that were no failure."""
+    seconds of uptime from one to the next; ``planned``: drains that lost nothing."""
 
     uptime: float = 0.0
     interruptions: tuple[Interruption, ...] = ()
@@ -56,8 +56,8 @@ class History:
 def read_history(state: RunState, *, burst: float = BURST_S) -> History:
     """The interruptions that the journal of a run tells of.
 
-    Every generation that another one replaced was interrupted, unless it ended the run or drained as planned
-    with a commit of the step it drained at. Interruptions within ``burst`` seconds (the D + R window) of one
+    Every generation that another one replaced was interrupted, unless it ended the run or drained as planned:
+    the step it drained at is committed. Interruptions within ``burst`` seconds (the D + R window) of one
     that counts are the same incident. A generation was up from its start to its last commit or failure: a
     lower bound, so that downtime is never counted as uptime.
     """
@@ -79,10 +79,12 @@ def read_history(state: RunState, *, burst: float = BURST_S) -> History:
         g = life.generation
         last = max(seen.get(g, life.began), life.began)
         uptime += max(0.0, last - life.began)
-        if g == state.generation and not life.ended:
+        if life.ended:
             continue
-        if life.ended or (life.drain_step is not None and committed.get(g, -1) >= life.drain_step):
+        if life.drain_step is not None and _reached(state, life, committed) >= life.drain_step:
             planned += 1
+            continue
+        if g == state.generation:
             continue
         domain = _widest(causes[g])
         if found and last - found[-1].time <= burst:
@@ -92,6 +94,13 @@ def read_history(state: RunState, *, burst: float = BURST_S) -> History:
         gaps.append(uptime - counted_at)
         counted_at = uptime
     return History(uptime, tuple(found), tuple(gaps), planned)
+
+
+def _reached(state: RunState, life: Life, committed: Mapping[int, int]) -> int:
+    """The newest step that a start after this generation goes on from; -1: the beginning."""
+    if life.generation in committed:
+        return committed[life.generation]
+    return -1 if life.restore_point is None else state.checkpoints[life.restore_point].step
 
 
 _WIDTH = ("process", "host", "rack", "cluster", "region")
