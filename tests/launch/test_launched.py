@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from durable_core.engine import beats, words
+from durable_core.engine import beats, launched, words
 from durable_core.engine.beats import OWN_TIMES, Phase
 from durable_core.engine.launched import Launched, RunFiles, launch_id
 from durable_core.errors import FormatError, UsageError
@@ -53,8 +54,40 @@ def test_without_a_launcher_nobody_knows_what_a_rank_is() -> None:
 
 
 def test_a_claim_serves_one_process(tmp_path: Path) -> None:
-    files = RunFiles(tmp_path)
+    files = RunFiles(tmp_path).prepare()
     assert [files.take(3), files.take(3), files.take(4)] == [True, False, True]
+
+
+def test_what_is_left_of_a_launch_does_not_bring_its_directory_back(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError):
+        beats.Writer(files.beat(0), 1)
+    with pytest.raises(FileNotFoundError):
+        words.write(files.words(0), words.Words("ValueError", "it"))
+    assert not files.take(1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_a_worker_starts_is_no_worker(tmp_path: Path) -> None:
+    environ = {"DURABLE_RUN_DIR": str(tmp_path), "RANK": "0"}
+    assert Launched.of(environ).told == RunFiles(tmp_path)
+    launched.mark(environ)
+    assert Launched.of(environ).told == RunFiles(tmp_path), (
+        "the worker itself, also after it has become another"
+    )
+    environ["DURABLE_WORKER"] = str(os.getppid())
+    there = Launched.of(environ)
+    assert (there.told, there.files) == (None, RunFiles(tmp_path))
+
+
+def test_a_launcher_that_a_worker_starts_begins_a_launch_of_its_own(tmp_path: Path) -> None:
+    told = dict.fromkeys(launched.IDENTITY, "1") | {"RANK": "0", "HOME": "/"}
+    mine = {**told, "DURABLE_WORKER": str(os.getpid())}
+    assert not launched.leave(mine)
+    assert mine["DURABLE_LAUNCH_ID"] == "1"
+    assert launched.leave(told)
+    assert told == {"RANK": "0", "HOME": "/"}
+    assert not launched.leave(told)
 
 
 def test_a_rank_taken_over_starts_with_nothing_of_the_one_before(tmp_path: Path) -> None:
@@ -75,7 +108,7 @@ def test_a_rank_taken_over_starts_with_nothing_of_the_one_before(tmp_path: Path)
 
 
 def test_a_beat_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "beats" / "0"
+    path = RunFiles(tmp_path).prepare().beat(0)
     assert beats.read(path) is None
     writer = beats.Writer(path, 17)
     assert beats.read(path) is None, "no beat yet"
@@ -150,7 +183,7 @@ def test_another_version_or_phase_is_refused(tmp_path: Path, at: int) -> None:
 
 DOCUMENTS: list[tuple[words.Document, Any]] = [
     (
-        words.Words("a.B", "why", "TierError", ("f.py:g", "f.py:h"), 3, "key", "do that", 2),
+        words.Words("a.B", "why", "TierError", ("f.py:g", "f.py:h"), 3, "key", "do that", 2, 17),
         words.read_words,
     ),
     (words.Opened("/root", "run", 2, "launch", ("dp0", "dp1")), words.read_opened),
@@ -166,7 +199,7 @@ DOCUMENTS: list[tuple[words.Document, Any]] = [
 
 @pytest.mark.parametrize(("document", "read"), DOCUMENTS)
 def test_documents_come_back_whole(tmp_path: Path, document: words.Document, read: Any) -> None:
-    path = tmp_path / "deeper" / "document.json"
+    path = tmp_path / "document.json"
     assert read(path) is None
     words.write(path, document)
     assert read(path) == document

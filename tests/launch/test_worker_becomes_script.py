@@ -6,11 +6,13 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from durable_core.engine.launched import DUMP_SIGNAL, RunFiles
 from durable_core.engine.words import Words, read_words
 
 RUNNER = (sys.executable, "-m", "durable_core.launch.worker")
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 SHOW = """
 '''Its doc.'''
@@ -139,7 +141,9 @@ def test_an_uncaught_error_leaves_words_and_the_scripts_own_traceback(
     status, words, stderr = said(files, text, tmp_path)
     folder = tmp_path.name
     frames = tuple(f"{folder}/script.py:{name}" for name in ("<module>", "g", "f"))
-    assert (status, words) == (1, Words("ValueError", "it", frames=frames))
+    assert words is not None
+    assert (status, replace(words, leader=0)) == (1, Words("ValueError", "it", frames=frames))
+    assert words.leader == os.getsid(0), "of the session that it was started in"
     plain = subprocess.run(
         [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=False,
         timeout=DEADLINE_S,
@@ -244,6 +248,36 @@ def test_a_forked_child_leaves_no_words_for_its_parent(files: RunFiles, tmp_path
         "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9\n"
     )
     assert said(files, text, tmp_path)[:2] == (0, None)
+
+
+def test_what_a_worker_starts_leaves_no_words_for_it(files: RunFiles, tmp_path: Path) -> None:
+    """It has the worker's whole environment, rank and run directory included, and uses the library."""
+    opens = (
+        "from durable_core.session import Run, Settings; Run.open('none', settings=Settings(resume='must'))"
+    )
+    text = (
+        "import os, subprocess, sys\n"
+        f"opens = {opens!r}\n"
+        "for each in ([sys.executable, '-c', opens], [sys.executable, *sys.argv[1:], __file__, 'again']):\n"
+        "    if 'again' in sys.argv:\n"
+        "        raise ValueError('the child')\n"
+        "    done = subprocess.run(each, stdout=subprocess.DEVNULL)\n"
+        "    print(done.returncode)\n"
+    )
+    done = start(files, script(tmp_path, text), "-m", "durable_core.launch.worker", cwd=tmp_path)
+    assert done.stdout == "1\n1\n", done.stderr
+    assert "RunNotFoundError" in done.stderr and "the child" in done.stderr
+    assert read_words(files.words(1)) is None
+    assert not files.beat(1).exists()
+    assert files.stacks(1).exists(), "the worker's own"
+
+
+def test_words_that_cannot_be_written_change_no_exit_status(files: RunFiles, tmp_path: Path) -> None:
+    shutil.rmtree(files.root)
+    done = start(files, script(tmp_path, "from durable_core.errors import Fenced\nraise Fenced('it')\n"))
+    assert done.returncode == 76
+    assert "the launcher is not told" in done.stderr
+    assert not files.root.exists()
 
 
 def test_a_hook_of_the_scripts_own_still_comes_after_ours(files: RunFiles, tmp_path: Path) -> None:

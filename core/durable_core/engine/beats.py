@@ -65,16 +65,20 @@ _PHASES = frozenset(Phase)
 
 
 class Writer:
-    """One worker's file. Not thread-safe: it beats on the training thread, as nothing else is progress."""
+    """One worker's file. Not thread-safe: it beats on the training thread, as nothing else is progress.
+    ``OSError`` where there is no room for it, or its directory is gone with the launcher."""
 
     def __init__(self, path: Path, pid: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{pid}")
-        with beside.open("w+b") as file:
-            file.write(bytes(SIZE))  # not truncate(): where memory is full, an error now and not SIGBUS later
-            file.flush()
-            self._map = mmap.mmap(file.fileno(), SIZE)
-        beside.replace(path)  # a file of its own: who had this rank before may still write into the other
+        try:
+            with beside.open("w+b") as file:
+                file.write(bytes(SIZE))  # not truncate(): where memory is full, an error now, no SIGBUS later
+                file.flush()
+                self._map = mmap.mmap(file.fileno(), SIZE)
+            beside.replace(path)  # a file of its own: who had this rank before may still write into the other
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
         self._pid = pid
         self._sequence = 0
         self._count = 0

@@ -13,6 +13,8 @@ and launch, in memory (tmpfs), gone with it; nothing in it is needed for correct
 ``DURABLE_RESTART_REASON``   the failure class this start follows (``F1`` ... ``F20``)
 ``DURABLE_RESTART_ONSET``    for ``F12``/``F13``: the step from which on nothing is trusted
 ``DURABLE_SPEC``             path of the frozen spec (JSON) that the run was launched with
+``DURABLE_WORKER``           its own process number, set by the worker. What it starts inherits all this,
+                             and is told from it by that: only the worker tells the launcher anything
 ===========================  ================================================================================
 """
 
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,10 +32,18 @@ from durable_core.errors import UsageError
 #: that file is there the signal would end it.
 DUMP_SIGNAL = signal.SIGRTMIN + 4
 
+#: Everything in the environment that makes a process one of a launch.
+IDENTITY = (
+    "DURABLE_LAUNCH_ID", "DURABLE_RUN_ID", "DURABLE_GENERATION", "DURABLE_RUN_DIR", "DURABLE_ATTEMPT",
+    "DURABLE_RESTART_REASON", "DURABLE_RESTART_ONSET", "DURABLE_SPEC", "DURABLE_WORKER", "DURABLE_ROOT",
+)  # fmt: skip
+_WORKER = "DURABLE_WORKER"
+
 
 @dataclass(frozen=True)
 class Launched:
-    """``None`` or ``""`` where the launcher said nothing, or there is none."""
+    """``None`` or ``""`` where the launcher said nothing, or there is none. ``worker``: this process is the
+    one that the launcher started, and not one that the worker has started in its turn."""
 
     generation: int | None = None
     run_id: str = ""
@@ -43,6 +53,7 @@ class Launched:
     reason: str = ""
     onset: int | None = None
     spec: Path | None = None
+    worker: bool = True
 
     @staticmethod
     def of(environ: Mapping[str, str] = os.environ) -> Launched:
@@ -57,11 +68,17 @@ class Launched:
             reason=environ.get("DURABLE_RESTART_REASON", ""),
             onset=_count(environ, "DURABLE_RESTART_ONSET"),
             spec=Path(spec) if spec else None,
+            worker=environ.get(_WORKER, "") in ("", str(os.getpid())),
         )
 
     @property
     def files(self) -> RunFiles | None:
         return None if self.run_dir is None else RunFiles(self.run_dir)
+
+    @property
+    def told(self) -> RunFiles | None:
+        """Where this process tells the launcher how it fares; ``None``: nobody listens, or not to it."""
+        return self.files if self.worker else None
 
 
 @dataclass(frozen=True)
@@ -83,12 +100,11 @@ class RunFiles:
         return self.root / "stacks" / f"{rank}.txt"
 
     def take(self, generation: int) -> bool:
-        """Whether this is the first process to work under the claim of ``generation``: it serves once."""
-        path = self.root / "taken" / str(generation)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Whether this is the first process to work under the claim of ``generation``: it serves once.
+        Where that cannot be found out it is not: it claims the next."""
         try:
-            path.open("x").close()
-        except FileExistsError:
+            (self.root / "taken" / str(generation)).open("x").close()
+        except OSError:
             return False
         return True
 
@@ -113,7 +129,8 @@ class RunFiles:
             path.unlink(missing_ok=True)
 
     def prepare(self) -> RunFiles:
-        for name in ("beats", "words", "stacks", "requests"):
+        """Made by the launcher alone: what workers write into one that is gone must not bring it back."""
+        for name in ("beats", "words", "stacks", "requests", "taken"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         return self
 
@@ -130,6 +147,25 @@ def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
         if value and value != "none":  # torchrun's default run id is the word "none"
             return f"{name.lower()}:{value}"
     return None
+
+
+def mark(environ: MutableMapping[str, str] = os.environ) -> None:
+    """This process is the worker, and what it starts from now on is not."""
+    environ[_WORKER] = str(os.getpid())
+
+
+def unmark(environ: MutableMapping[str, str] = os.environ) -> None:
+    environ.pop(_WORKER, None)
+
+
+def leave(environ: MutableMapping[str, str] = os.environ) -> bool:
+    """Forget the launch that this process belongs to, if a worker of one has started it: a launcher does so,
+    for it begins a launch of its own. Whether it did."""
+    if Launched.of(environ).worker:
+        return False
+    for name in IDENTITY:
+        environ.pop(name, None)
+    return True
 
 
 def _count(environ: Mapping[str, str], name: str) -> int | None:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import PurePath
 from types import TracebackType
+from typing import TextIO
 
-from durable_core.engine import beats, words
+from durable_core.engine import beats, launched, words
 from durable_core.engine.launched import DUMP_SIGNAL, Launched, RunFiles
 from durable_core.errors import DurableError, FencedError, FormatError, NumericFault
 
@@ -45,24 +48,33 @@ class Parting:
         self._files, self._rank = files, rank
         self.process = os.getpid()
         self._previous = sys.excepthook
-        path = files.stacks(rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._stacks = path.open("w", encoding="utf-8")  # now: a handler cannot open anything
-        faulthandler.register(DUMP_SIGNAL, file=self._stacks, all_threads=True)
+        self._stacks = self._opened()
+        if self._stacks is not None:
+            faulthandler.register(DUMP_SIGNAL, file=self._stacks, all_threads=True)
         sys.excepthook = self._uncaught
+
+    def _opened(self) -> TextIO | None:
+        """Now, for a handler cannot open anything. Where there is no such file nobody asks for stacks."""
+        with suppress(OSError):
+            return self._files.stacks(self._rank).open("w", encoding="utf-8")
+        return None
 
     def remove(self) -> None:
         if sys.excepthook == self._uncaught:
             sys.excepthook = self._previous
-        faulthandler.unregister(DUMP_SIGNAL)
-        self._stacks.close()
+        if self._stacks is not None:
+            faulthandler.unregister(DUMP_SIGNAL)
+            self._stacks.close()
 
     def leave(self, error: BaseException) -> int:
         """Last words on ``error``, if it calls for any; the exit status that it ends this process with."""
         said = words_on(error, self._step())
         if said is None:
             return 0
-        words.write(self._files.words(self._rank), said)
+        try:
+            words.write(self._files.words(self._rank), replace(said, leader=os.getsid(0)))
+        except OSError as trouble:
+            sys.stderr.write(f"durable: the launcher is not told of this: {trouble}\n")
         return said.exit_code
 
     def _step(self) -> int | None:
@@ -83,19 +95,22 @@ class Parting:
 _parting: Parting | None = None
 
 
-def install(launched: Launched) -> Parting | None:
-    """Once in a process, and after the fork that made it; ``None`` where no launcher listens."""
+def install(here: Launched) -> Parting | None:
+    """Once in a process, and after the fork that made it; ``None`` where no launcher listens. What this
+    process starts is marked as no worker."""
     global _parting
-    if launched.files is None:
+    if here.told is None:
         return None
     if _parting is None or _parting.process != os.getpid():
-        _parting = Parting(launched.files, launched.rank)
+        _parting = Parting(here.told, here.rank)
+        launched.mark()
     return _parting
 
 
 def uninstall() -> None:
     """For a process that is a worker only for a while, as tests are."""
     global _parting
+    launched.unmark()
     if _parting is not None:
         _parting.remove()
         _parting = None

@@ -23,7 +23,8 @@ class Words:
     ``kind``: the class by its whole name; ``branch``: our own base class of it (``TierError``, ...), ``""``
     for a foreign one; ``frames``: ``file:function`` of the innermost frames, innermost last, without line
     numbers; ``step``: the last boundary, if a run was open; ``object``: the key of the object it was about,
-    if any; ``hint``: the way out."""
+    if any; ``hint``: the way out; ``leader``: of the process's session: the process that the launcher has
+    started, whatever that has become or wrapped; 0: not told."""
 
     kind: str
     message: str
@@ -33,6 +34,7 @@ class Words:
     object: str = ""
     hint: str = ""
     exit_code: int = 1
+    leader: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,8 @@ _Made = TypeVar("_Made")
 
 
 def write(path: Path, document: Document) -> None:
-    """Readers see the old one or the new one. ``TypeError`` for evidence that is not JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Readers see the old one or the new one. ``TypeError`` for evidence that is not JSON; ``OSError``, also
+    where the directory is gone: whoever made it has ended."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(json.dumps(asdict(document)), encoding="utf-8")
     beside.replace(path)
