@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,8 @@ from durable_core.data import DurableLoader
 from durable_core.engine import beats, uncaught
 from durable_core.engine.beats import Beat, Phase
 from durable_core.engine.launched import Launched, RunFiles
-from durable_core.session import Run
+from durable_core.engine.words import read_opened
+from durable_core.session import Run, reporting
 from durable_core.session.reporting import Reporter
 from durable_core.types import Token
 
@@ -134,6 +136,93 @@ def test_without_a_launcher_nothing_is_written(tmp_path: Path, monkeypatch: pyte
     run.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     assert uncaught.install(Launched.of({})) is None
+
+
+# --- one voice in a process ------------------------------------------------------------------
+
+
+def told(files: RunFiles) -> tuple[str, int, int]:
+    """Which run, and what its newest beat says."""
+    opened, beat = read_opened(files.opened), beats.read(files.beat(0))
+    assert opened is not None and beat is not None
+    return Path(opened.root).name, beat.generation, beat.step
+
+
+def test_a_run_opened_beside_the_first_is_not_told_of(files: RunFiles, tmp_path: Path) -> None:
+    run = start(tmp_path / "run")
+    train(run, 1, 2)
+    other = start(tmp_path / "other")
+    train(other, 1, 1)
+    assert told(files) == ("run", 1, 2)
+    train(run, 3, 3)
+    other.close()
+    assert told(files) == ("run", 1, 3)
+    run.boundary(4)
+    assert told(files) == ("run", 1, 4)
+    run.close()
+
+
+def test_when_a_run_is_closed_the_next_one_is_told_of(files: RunFiles, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        run = start(tmp_path / name)
+        train(run, 1, 1)
+        assert told(files) == (name, 1, 1)
+        run.close()
+    assert len(list((files.root / "beats").iterdir())) == 1
+
+
+def test_a_run_that_is_only_read_is_not_told_of(files: RunFiles, tmp_path: Path) -> None:
+    teacher = start(tmp_path / "teacher")
+    train(teacher, 1, 1)
+    teacher.succeed()
+    teacher.close()
+    files.opened.unlink()
+    teacher = Run.open(tmp_path / "teacher")
+    assert teacher.completed
+    assert not files.opened.exists()
+    run = start(tmp_path / "run")
+    teacher.load()
+    train(run, 1, 2)
+    teacher.close()
+    assert told(files) == ("run", 1, 2)
+    run.close()
+
+
+def test_where_a_generation_was_claimed_its_run_is_told_of_and_no_other(
+    files: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start(tmp_path / "run")
+    run.close()
+    files.opened.unlink()
+    monkeypatch.setattr(reporting, "_voice", None)  # as in another process
+    monkeypatch.setenv("DURABLE_RUN_ID", run.run_id)
+    teacher = start(tmp_path / "teacher")
+    train(teacher, 1, 1)
+    assert not files.opened.exists()
+    run = start(tmp_path / "run")
+    train(teacher, 2, 2)
+    assert told(files) == ("run", 2, 0)
+    run.close()
+    teacher.close()
+
+
+def test_a_session_that_is_forgotten_holds_nothing(files: RunFiles, tmp_path: Path) -> None:
+    first = reporter_at(files, Time())
+    first.boundary(3)
+    del first
+    run = start(tmp_path / "run")
+    train(run, 1, 1)
+    assert told(files) == ("run", 1, 1)
+    run.close()
+
+
+def test_training_goes_on_where_nothing_can_be_told(files: RunFiles, tmp_path: Path) -> None:
+    shutil.rmtree(files.root)
+    with pytest.warns(UserWarning, match="launcher is not told"):
+        run = start(tmp_path / "run")
+    train(run, 1, 1)
+    run.close()
+    assert not files.root.exists(), "it would be nobody's"
 
 
 # --- own time --------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from session_helpers import check, restored, start, train
@@ -19,7 +20,7 @@ from durable_core.clock import SystemClock
 from durable_core.commit import ending
 from durable_core.commit.claim import Claim, claim_generation
 from durable_core.commit.journal import EMPTY, replay
-from durable_core.engine import uncaught
+from durable_core.engine import restore, uncaught
 from durable_core.engine.inspect import open_run
 from durable_core.engine.launched import RunFiles, launch_id
 from durable_core.engine.performer import Performer
@@ -169,6 +170,27 @@ def test_a_worker_steps_down_to_the_generation_after_its_own_and_says_so(launche
     assert run.generation == opened.generation == launcher.generation == 3
     run.confirm()
     train(run, 2, 2)
+    run.close()
+
+
+def test_a_claim_is_told_of_before_anything_is_restored_under_it(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its controller asks while a large checkpoint is read is asked of that generation."""
+    history(launcher.root, 2)
+    launcher.claim()
+    damage_newest(launcher.root)
+    run = Run.open(launcher.root)
+    told, read = [], restore.read
+
+    def reading(*given: Any, **named: Any) -> restore.Restored:
+        opened = read_opened(launcher.files.opened)
+        told.append(None if opened is None else opened.generation)
+        return read(*given, **named)
+
+    monkeypatch.setattr(restore, "read", reading)
+    run.load()
+    assert told == [2, 3]
     run.close()
 
 

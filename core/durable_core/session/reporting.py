@@ -1,11 +1,16 @@
 """L5. What a worker tells its launcher while it trains: how far it is, in which phase, what its steps take.
 
 A hint and never more: a run without a launcher does all the same and tells nobody. On the training thread.
+
+A process has one *voice*, and one session has it: the first that writes, for as long as it is open. A run
+that is opened beside it (to be read, compared with, distilled from) tells nothing, or it would be taken for
+the one that the launcher looks after.
 """
 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +21,57 @@ from durable_core.clock import Clock
 from durable_core.engine import words
 from durable_core.engine.beats import Phase, Writer
 from durable_core.engine.launched import Launched, RunFiles
+from durable_core.session import notices
 from durable_core.types import Token
+
+
+class Voice:
+    """``expected``: the run that the launcher has claimed a generation of, and no other is to be heard before
+    it; ``""``: any. ``writer``: ``None`` where nothing can be written."""
+
+    def __init__(self, files: RunFiles, rank: int, expected: str = "") -> None:
+        self.key = files, rank, os.getpid()
+        self.expected = expected
+        self._holder: weakref.ref[Reporter] | None = None  # one that is forgotten holds nothing
+        self.writer: Writer | None = None
+        try:
+            self.writer = Writer(files.beat(rank), os.getpid())
+        except OSError as error:
+            _untold(error)
+
+    @property
+    def free(self) -> Writer | None:
+        """For whoever does not know yet what it will have opened."""
+        return self.writer if self.holder is None else None
+
+    @property
+    def holder(self) -> Reporter | None:
+        return None if self._holder is None else self._holder()
+
+    def take(self, reporter: Reporter, run_id: str) -> bool:
+        if self.expected not in ("", run_id) or self.holder not in (None, reporter):
+            return False
+        self._holder = weakref.ref(reporter)
+        return True
+
+    def leave(self, reporter: Reporter) -> None:
+        if self.holder is reporter:
+            self._holder, self.expected = None, ""  # that run is done with: what follows may be another
+
+
+_voice: Voice | None = None
+
+
+def _voice_of(files: RunFiles, rank: int, expected: str) -> Voice:
+    """This process's."""
+    global _voice
+    if _voice is None or _voice.key != (files, rank, os.getpid()):
+        _voice = Voice(files, rank, expected)
+    return _voice
+
+
+def _untold(error: OSError) -> None:
+    notices.say(f"the launcher is not told how far this process is: {error}")
 
 
 class Reporter:
@@ -27,9 +82,12 @@ class Reporter:
     has several backward passes the last one counts. On an accelerator that is when the gradient was queued.
     """
 
-    def __init__(self, files: RunFiles | None, rank: int, clock: Clock, root: str) -> None:
+    def __init__(
+        self, files: RunFiles | None, rank: int, clock: Clock, root: str, expected: str = ""
+    ) -> None:
         self._files, self._clock, self._root = files, clock, root
-        self._writer = None if files is None else Writer(files.beat(rank), os.getpid())
+        self._voice = None if files is None else _voice_of(files, rank, expected)
+        self._writer = None if self._voice is None else self._voice.free
         self._phase, self._step, self._generation = Phase.INIT, -1, 0
         self._resumed: float | None = None  # when the loop went on
         self._gradient: float | None = None  # the last local gradient since
@@ -40,15 +98,31 @@ class Reporter:
     @classmethod
     def here(cls, launched: Launched, clock: Clock, root: str) -> Reporter:
         """This process's. ``root``: as another process can use it."""
-        return cls(launched.files, launched.rank, clock, root)
+        return cls(launched.told, launched.rank, clock, root, launched.run_id)
 
-    def opened(self, run_id: str, token: Token, roles: tuple[str, ...], *, tells: bool) -> None:
-        """What this worker works on from now on. ``tells``: and it is the one that says which run that is."""
+    def opened(
+        self, run_id: str, token: Token, roles: tuple[str, ...], *, tells: bool, writes: bool = True
+    ) -> None:
+        """What this worker works on from now on. ``tells``: it is the one that says which run that is;
+        ``writes``: it does not only read it."""
         self._generation = token.generation
-        if self._files is not None and tells:
+        voice = self._voice if writes else None
+        if self._files is None or voice is None or not voice.take(self, run_id):
+            self.mute()
+            return
+        if tells:
             told = words.Opened(self._root, run_id, token.generation, token.launch_id, roles)
-            words.write(self._files.opened, told)
+            try:
+                words.write(self._files.opened, told)
+            except OSError as error:
+                _untold(error)
         self.beat()
+
+    def mute(self) -> None:
+        """This session is not the one that the launcher looks after."""
+        self._writer = None
+        if self._voice is not None:
+            self._voice.leave(self)
 
     # --- beats -------------------------------------------------------------------------------
 
@@ -121,3 +195,4 @@ class Reporter:
         while self._hooks:
             self._hooks.pop().remove()
         self.enter(Phase.EXIT)
+        self.mute()

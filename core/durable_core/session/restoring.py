@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,8 +69,9 @@ class Restorer:
         self._stores, self._coordinator, self._board = stores, coordinator, board
         self._given_up: Staged | None = None
 
-    def load(self, opening: Opening) -> tuple[Opening, restore.Restored]:
-        """The verified checkpoint, and the opening whose restore point it is. Raises as ``Run.load``."""
+    def load(self, opening: Opening, claimed: Callable[[Opening], None]) -> tuple[Opening, restore.Restored]:
+        """The verified checkpoint, and the opening whose restore point it is. ``claimed``: called with each
+        that follows a restore point that was damaged. Raises as ``Run.load``."""
         adopted = None if opening.completed else self._adopt(opening)
         try:
             if adopted is not None:
@@ -87,6 +88,7 @@ class Restorer:
                     raise  # whole, and written by a newer version: not damage, and not to be marked as such
                 except (CorruptError, ObjectNotFoundError) as error:
                     opening = self._step_down(opening, point, error)
+                    claimed(opening)
         finally:
             if adopted is not None:
                 adopted.staged.release()

@@ -127,17 +127,17 @@ class Run:
         require_feasible(tier, settings.tiers, settings.cadence)
         opening = Opening.from_json(world.decide(decide))
         run = cls(tier, clock, world, settings, opening, coordinator, reporter)
-        run._tell_launcher()
+        run._tell_launcher(opening)
         if coordinator is not None and not run.completed:
-            token = run.token
-            launch, generation = token.launch_id, token.generation
-            run._heartbeat = heartbeat.Heartbeat(tier, clock, launch, generation, run._curve.rows)
+            launch = opening.launch_id
+            run._heartbeat = heartbeat.Heartbeat(tier, clock, launch, opening.generation, run._curve.rows)
             run._heartbeat.start()
         return run
 
-    def _tell_launcher(self) -> None:
-        """After each claim."""
-        self.reporter.opened(self.run_id, self.token, self.world.roles, tells=self.world.coordinator)
+    def _tell_launcher(self, opening: Opening) -> None:
+        """After each claim, and before anything is restored."""
+        told = opening.run_id, Token(opening.generation, opening.launch_id), self.world.roles
+        self.reporter.opened(*told, tells=self.world.coordinator, writes=not opening.completed)
 
     @property
     def run_id(self) -> str:
@@ -194,11 +194,9 @@ class Run:
         """
         if self._opening.restore is None:
             raise UsageError("nothing to load: this run has no checkpoint yet")
-        started, claimed = self.clock.monotonic(), self.generation
+        started = self.clock.monotonic()
         with self.reporter.within(Phase.RESTORE):
-            self._opening, found = self._restorer().load(self._opening)
-            if self.generation != claimed:
-                self._tell_launcher()
+            self._opening, found = self._restorer().load(self._opening, self._tell_launcher)
             promise, reason = self._restorer().judge(found.manifest, self.promise)
             if promise is not self.promise:
                 self._lowered = (promise, reason)
