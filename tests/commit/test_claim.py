@@ -83,6 +83,21 @@ def test_excluded_ones_are_passed_over_with_a_reason(store):
     assert choice.c == 0 and "c1 excluded" in choice.reason
 
 
+def test_those_in_quarantine_are_passed_over_as_long_as_there_is_another(store):
+    state = commits(store, start(store), 1, 2).state
+    keys = [info.manifest.rpartition("/")[0] + "/data/0" for info in state.checkpoints.values()]
+
+    def put(key, **more):
+        payload = {"unit": "checkpoint", "name": key, "reason": "F11", **more}
+        return store.run(maintain(store.run(replay()), Kind.QUARANTINE, payload, "L1")).state
+
+    choice = choose_restore_point(put(keys[1]))
+    assert choice.c == 0 and "c1 in quarantine" in choice.reason
+    none_left = choose_restore_point(put(keys[0]))
+    assert none_left.c == 1 and "nothing else is left" in none_left.warning
+    assert choose_restore_point(put(keys[1], lifted=True)).c == 1
+
+
 def test_abandoned_ones_are_no_candidates(store):
     commits(store, start(store), 1, 2)
     second = start(store, choose=lambda state: choose_restore_point(state, exclude={1}))

@@ -49,7 +49,8 @@ class Claim:
 
 
 def choose_restore_point(state: RunState, *, exclude: Collection[int] = ()) -> Choice:
-    """The newest checkpoint on the head's lineage that is neither corrupt, retired nor excluded.
+    """The newest checkpoint on the head's lineage that is neither corrupt, retired nor excluded, and not in
+    quarantine either, if there is such a one.
 
     After a generation that ended itself for a numeric fault it is as ``choose_before`` says, whoever starts
     the next one. Raises ``NoUsableCheckpoint`` when there are commits and none qualifies: a run with history
@@ -65,13 +66,21 @@ def choose_restore_point(state: RunState, *, exclude: Collection[int] = ()) -> C
         return choose_before(state, onset, exclude=exclude)
     c = fork.origin if fork is not None else state.head
     passed: list[str] = []
+    suspect, out = None, trust.left_out(state)
     while c is not None:
         info = state.checkpoints[c]
         if info.usable and c not in exclude:
-            why = f"newest usable checkpoint of the lineage: c{c} at step {info.step}"
-            return Choice(c, why + (f" (passed over: {', '.join(passed)})" if passed else ""))
-        passed.append(f"c{c} {'excluded' if info.usable else info.state.value}")
+            if c not in out:
+                why = f"newest usable checkpoint of the lineage: c{c} at step {info.step}"
+                return Choice(c, why + (f" (passed over: {', '.join(passed)})" if passed else ""))
+            suspect = suspect or info
+            passed.append(f"c{c} in quarantine")
+        else:
+            passed.append(f"c{c} {'excluded' if info.usable else info.state.value}")
         c = info.parent
+    if suspect is not None:
+        why = f"in quarantine, and nothing else is left: c{suspect.c} at step {suspect.step}"
+        return Choice(suspect.c, why, f"step {suspect.step} is restored from a checkpoint {why}")
     raise NoUsableCheckpoint(
         f"no checkpoint of the lineage can be restored: {', '.join(passed) or 'it is empty'}",
         hint="name another restore point explicitly, or fork",

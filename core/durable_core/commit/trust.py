@@ -17,6 +17,20 @@ from durable_core.commit.state import CheckpointInfo, Failure, RunState
 NUMERIC = frozenset({"F12", "F13"})
 
 
+def left_out(state: RunState) -> frozenset[int]:
+    """The checkpoints in quarantine: those that a record's ``name`` is a key of. A later one may lift it."""
+    names: dict[str, bool] = {}
+    for line in state.quarantines:
+        if line.get("unit") == "checkpoint":
+            names[str(line.get("name", ""))] = not line.get("lifted")
+    out = tuple(name for name, stands in names.items() if stands)
+    if not out:
+        return frozenset()
+    committed = (info for info in state.checkpoints.values() if info.manifest)
+    homes = {info.manifest.rpartition("/")[0] + "/": info.c for info in committed}
+    return frozenset(c for home, c in homes.items() if any(name.startswith(home) for name in out))
+
+
 def findings(state: RunState) -> Iterator[tuple[Failure, int]]:
     """The numeric failures that name their onset, and it; oldest first."""
     for failure in state.failures:
