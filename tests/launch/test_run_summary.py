@@ -102,10 +102,20 @@ def test_it_counts_devices_from_each_claim_to_its_last_sign() -> None:
     assert closing.device_seconds(ended(), 250.0) == 2 * (140 - 100) + 2 * (250 - 200)
 
 
+def test_it_counts_no_device_while_nobody_trained() -> None:
+    late = Terminal("cancelled", 9, None, {"principal": "operator", "reason": ""})
+    assert closing.device_seconds(ended(terminal=late), 9e6) == 2 * (140 - 100)
+    extended = ended(
+        lives=Vector().append(Life(1, 100.0, None, True, ("dp0",))).append(Life(2, 200.0, 12, True))
+    )
+    assert closing.device_seconds(extended, 9e6) == 140 - 100, "not until the end of what it was extended to"
+
+
 def test_it_says_what_is_left_and_what_went_wrong() -> None:
     found = closing.document(ended(), closing.Times(90.0, 250.0), {"c": 1}, {"audited": False})
     assert [each["c"] for each in found["retained"]] == [1]
-    assert found["cost"]["wall_s"] == 160.0 and found["cost"]["bytes_written"] == 12
+    assert (found["cost"]["wall_s"], found["cost"]["up_s"]) == (160.0, 40.0 + 50.0)
+    assert found["cost"]["bytes_written"] == 12
     assert found["incidents"] == [
         {"seq": 4, "generation": 1, "time": 140.0, "class": "F1", "signature": "s", "step": 9}
     ]

@@ -128,7 +128,8 @@ def _finalize(root: str) -> Answer:
         ("incidents", len(found["incidents"])),
         ("generations", len(found["generations"])),
         ("retained", ", ".join(f"c{each['c']}" for each in found["retained"])),
-        ("wall, device seconds", f"{cost['wall_s']:.0f}, {cost['device_s']:.0f}"),
+        ("seconds: from begin to end", f"{cost['wall_s']:.0f}"),
+        ("of these up, of devices", f"{cost.get('up_s', cost['wall_s']):.0f}, {cost['device_s']:.0f}"),
     ]
     return Answer(found, [Table(("what", "is"), rows)])
 

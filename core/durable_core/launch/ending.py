@@ -95,7 +95,8 @@ def document(
         "cost": {
             "begun": times.begun,
             "ended": times.ended,
-            "wall_s": times.ended - times.begun,
+            "wall_s": times.ended - times.begun,  # also what lies between a stop and the next start
+            "up_s": sum(seconds for _, seconds in _lived(state, times.ended)),
             "device_s": device_seconds(state, times.ended),
             "bytes_written": sum(info.bytes_written for info in state.checkpoints.values()),
         },
@@ -104,16 +105,21 @@ def document(
 
 def device_seconds(state: RunState, ended: float) -> float:
     """Seconds that members held their devices: of each generation from its claim to its last sign in the
-    journal (a commit, a failure, the end), times its members. What a generation did after that is not
-    seen."""
+    journal (a commit, a failure, its success), times its members. What a generation did after that is not
+    seen: a run may be cancelled long after it was stopped. ``ended``: when the run was."""
+    return sum(seconds * len(life.members) for life, seconds in _lived(state, ended))
+
+
+def _lived(state: RunState, ended: float) -> list[tuple[Life, float]]:
     last = {life.generation: life.began for life in state.lives}
     signs = [(info.generation, info.time) for info in state.checkpoints.values() if info.was_committed]
     signs += [(failure.generation, failure.time) for failure in state.failures]
-    signs += [(life.generation, ended) for life in state.lives if life.ended]
+    if state.terminal is not None and state.terminal.outcome == "succeeded":
+        signs.append((state.generation, ended))
     for generation, time in signs:
         if generation in last:
             last[generation] = max(last[generation], time)
-    return sum((last[life.generation] - life.began) * len(life.members) for life in state.lives)
+    return [(life, last[life.generation] - life.began) for life in state.lives]
 
 
 def _incident(failure: Failure) -> dict[str, Any]:
