@@ -203,6 +203,27 @@ def test_an_owner_of_the_same_launch_is_no_obstacle(tmp_path: Path) -> None:
     assert Books(tmp_path, CLOCK, "a").claim() is not None
 
 
+def test_the_same_launch_started_twice_does_not_fence_itself(tmp_path: Path) -> None:
+    """Its owner is a process that no agent of ours has started, and it beats again and again."""
+    create(tmp_path)
+    elsewhere = os.getppid()
+    owner(tmp_path, record_name("a"), pid=elsewhere)
+    clock = Ticking()
+    clock.then = lambda: owner(tmp_path, record_name("a"), pid=elsewhere, at=clock.at)
+    with pytest.raises(RunBusy):
+        Books(tmp_path, clock, "a").claim()
+    assert Books(tmp_path, clock, "a").claim(kin=(elsewhere,)) is not None
+    assert Books(tmp_path, clock, "a").claim(takeover=True) is not None
+
+
+def test_what_a_dead_agent_of_the_same_launch_has_left_holds_nothing_up_for_ever(tmp_path: Path) -> None:
+    create(tmp_path)
+    owner(tmp_path, record_name("a"), pid=os.getppid())
+    clock = Ticking()
+    assert Books(tmp_path, clock, "a").claim(patience_s=3) is not None
+    assert 1003 < clock.at < 1004, "it lives, and is not heard of"
+
+
 # --- a store that hangs ----------------------------------------------------------------------
 
 

@@ -10,8 +10,9 @@ most, for nothing is begun after the deadline. The next call replays, and finds 
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from durable_core.engine.roots import open_root
 from durable_core.errors import RunBusy, RunEnded
 from durable_core.format.record import Kind
 from durable_core.launch.bounded import Bounded, Patient
+from durable_core.launch.holding import Holding, lives_beside
 from durable_core.tier.base import Tier
 from durable_core.types import Token
 
@@ -122,10 +124,7 @@ class Books:
     def busy(self) -> str:
         """Why a start would disturb a live run of another launch; ``""``: it would not. A hint."""
         owner = self._owner()
-        if owner is None or owner.launch_id == self.name:
-            return ""
-        alive, why = owner.alive(self._clock.now())
-        return why if alive else ""
+        return "" if owner is None or owner.launch_id == self.name else self._alive(owner)
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -136,17 +135,19 @@ class Books:
         takeover: bool = False,
         choose: Chooser = choose_restore_point,
         patience_s: float = PATIENCE_S,
+        kin: Collection[int] = (),
     ) -> Claimed | None:
         """The next generation, or ``None`` when there is nothing to claim: no run yet, or it has ended.
 
         ``members`` not known: those of the last generation; workers of other roles step on from it. Raises
-        ``RunBusy`` when another launch trains the run (an owner that was just killed is waited for), and as
+        ``RunBusy`` when another launch trains the run (an owner that was just killed is waited for), or one
+        of the same name, by processes that are none of ``kin``, the agents of this one; and as
         ``claim_generation``.
         """
         if self.state() is None:
             return None
         if not takeover:
-            self._wait_for_owner(patience_s)
+            self._wait_for_owner(patience_s, {os.getpid(), *kin})
         return self._claim(members, takeover, choose)
 
     def _claim(self, members: tuple[str, ...] | None, takeover: bool, choose: Chooser) -> Claimed | None:
@@ -193,6 +194,10 @@ class Books:
         self.state()
         return self._run(claim.maintain(self._view, kind, payload, self.name)).state
 
+    def holding(self) -> Holding:
+        """What keeps the owner's hint for this launch, through a connection of its own."""
+        return Holding(self.root, self._open, self._clock, self.name)
+
     # --- inside ------------------------------------------------------------------------------
 
     def _look(self) -> Program[View]:
@@ -222,14 +227,29 @@ class Books:
             self._tier = self._open(self.root)
         return self._tier
 
-    def _wait_for_owner(self, patience_s: float) -> None:
-        """Until no other launch owns the run. One that beats while it is watched is alive: ``RunBusy`` at
-        once; and after ``patience_s`` for one that is neither gone nor heard of."""
-        begun, first = self._clock.monotonic(), self._owner()
-        while why := self.busy():
-            now = self._owner()
-            beats = first is not None and now is not None and now.time > first.time
-            if beats or self._clock.monotonic() - begun > patience_s:
+    def _alive(self, owner: heartbeat.Owner) -> str:
+        alive, why = owner.alive(self._clock.now())
+        return why if alive else ""
+
+    def _wait_for_owner(self, patience_s: float, kin: Collection[int]) -> None:
+        """Until nobody else owns the run; ``RunBusy`` for one that does.
+
+        Another launch's owner that beats while it is watched is alive, and so is one that after
+        ``patience_s`` is neither gone nor heard of. One of our own name may be what a dead agent of ours
+        has left, and will be ended: it is alive when it beats again and again.
+        """
+        begun, seen = self._clock.monotonic(), set[float]()
+        while (owner := self._owner()) is not None:
+            namesake = owner.launch_id == self.name
+            if namesake and not lives_beside(owner, kin):
+                return
+            if not (why := self._alive(owner)):
+                return
+            seen.add(owner.time)
+            late = self._clock.monotonic() - begun > patience_s
+            if late and namesake and len(seen) == 1:
+                return
+            if late or len(seen) > (2 if namesake else 1):
                 raise RunBusy(
                     f"{self.root} is being trained: {why}",
                     hint="stop it first, or take the run over with DURABLE_TAKEOVER=1",

@@ -112,6 +112,7 @@ class Agent(LocalElasticAgent):
     def _begin(self) -> None:
         self._pcontext, self._provoked, self._killed = None, "", memory.kills()
         self._house.control(self._worker_group.group_rank == 0)
+        self._hold()
         self._house.fresh_attempt(self._pids)
         self._house.tell(GroupPhase.STARTING, generation=self._generation, expected=self._world_size)
         with hooks.starting_through(self._context):
@@ -204,6 +205,7 @@ class Agent(LocalElasticAgent):
         if ended.cause is Cause.STOP:
             self._handler.stop_others()
         self._stop(self._stop_grace_s if planned else self._kill_grace_s)
+        self._hold()
         self._house.tell(GroupPhase.STOPPED, members=self._members())
         after = {
             rank: status
@@ -213,7 +215,8 @@ class Agent(LocalElasticAgent):
         cause = ended.cause
         if planned and not ended.exits and after and not any(after.values()):
             cause = Cause.FINISHED  # it was done before the signal came to it
-        return replace(ended, cause=cause, after=after, forced=self._stopped.forced)
+        pids = self._by_rank(self._workers.pids())
+        return replace(ended, cause=cause, after=after, forced=self._stopped.forced, pids=pids)
 
     def _stop(self, grace_s: float) -> None:
         """Nothing of the attempt is left afterwards, or it is told what is. One more signal from the operator
@@ -231,7 +234,7 @@ class Agent(LocalElasticAgent):
 
         def parted(pid: int) -> bool:
             """Last words are left when all else has ended, and by none that drains."""
-            return self._house.files.words(ranks[pid]).exists()
+            return self._house.parted(ranks[pid], pid)
 
         self._stopped = teardown.stop(
             list(self._workers.processes.values()), graced=graced, wait=signals.wait,
@@ -290,6 +293,11 @@ class Agent(LocalElasticAgent):
     def _by_rank(self, by_local: Mapping[int, int]) -> dict[int, int]:
         ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
         return {ranks[local]: status for local, status in by_local.items()}
+
+    def _hold(self) -> None:
+        """On node 0, which claims."""
+        first = self._worker_group.group_rank == 0
+        self._house.hold(self._handler.books() if first else None, self._generation)
 
     def _members(self) -> tuple[Member, ...]:
         exits, host, node = self._workers.exits(), socket.gethostname(), self._worker_group.group_rank or 0

@@ -1,4 +1,5 @@
-"""L5. What an agent keeps as long as it lives: keeper, controller, its facts, the requests made of it."""
+"""L5. What an agent keeps as long as it lives: keeper, controller, its facts, the requests made of it, and
+the run while no worker of it has it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from durable_core.launch.agent import sweeping
 from durable_core.launch.agent.keeper import Keeper
 from durable_core.launch.agent.reporting import Reporter
 from durable_core.launch.agent.signals import Signals
+from durable_core.launch.books import Books
 from durable_core.launch.classes import FENCED
+from durable_core.launch.holding import Holding
 from durable_core.launch.machine import GroupPhase
 
 _CLOSE_S = 10.0
@@ -36,6 +39,7 @@ class House:
         self._controller = Helper(controller, clock, say)
         self._reporter = Reporter(files, clock)
         self._reporter.start()
+        self._holding: Holding | None = None
         self._kept: set[int] = set()
         self._own: Callable[[], Iterable[int]] = tuple
         self._done: set[str] = set()
@@ -49,6 +53,21 @@ class House:
 
     def opened(self) -> words.Opened | None:
         return words.read_opened(self.files.opened)
+
+    def hold(self, books: Books | None, generation: int | None) -> None:
+        """Own the run while no worker does, from now on; ``None``: no run, or not this node."""
+        if books is None or generation is None:
+            self._release()
+            return
+        if self._holding is None or self._holding.root != books.root:
+            self._release()
+            self._holding = books.holding()
+        self._holding.begin(generation)
+
+    def _release(self) -> None:
+        if self._holding is not None:
+            self._holding.end()
+            self._holding = None
 
     def control(self, wanted: bool) -> None:
         """Whether this node is the one with the controller."""
@@ -88,6 +107,14 @@ class House:
                 found.append(request)
         return found
 
+    def parted(self, rank: int, pid: int) -> bool:
+        """Whether the worker has left its last words, and not something else in its name."""
+        try:
+            said = words.read_words(self.files.words(rank))
+        except FormatError:
+            return False
+        return said is not None and said.leader == pid
+
     def dump(self, pids: Mapping[int, int]) -> None:
         """Ask each (by rank) for the stacks of its threads; one that has no file for them would die of it."""
         for rank, pid in pids.items():
@@ -97,6 +124,7 @@ class House:
 
     def close(self) -> None:
         """Ends what is left of the launch on this node; the run directory goes last."""
+        self._release()
         self._controller.want(False)
         self._reporter.stop()
         if not self._keeper.close(_CLOSE_S):

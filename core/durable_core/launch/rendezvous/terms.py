@@ -42,6 +42,12 @@ class Here:
     nodes: int = 0
     size: int = 0
 
+    @property
+    def pid(self) -> int | None:
+        """Of its agent, if that is on this host; else of nobody, or by chance of somebody here."""
+        number = self.node.rpartition(":")[2]
+        return int(number) if number.isdecimal() else None
+
 
 @dataclass(frozen=True)
 class Terms:
