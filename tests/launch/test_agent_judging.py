@@ -145,6 +145,7 @@ def test_a_planned_stop_is_clean_or_says_what_was_not(files: RunFiles) -> None:
     ledger = Ledger()
     judge, _, _ = judged(files, ledger)
     assert judge(Ended(Cause.STOP, 3, {}, {0: 75, 1: 75})).exit_code == 75
+    assert judge(Ended(Cause.TOLD, 3, {0: 75}, {1: 75})).exit_code == 75, "one of several nodes: all stop"
     dirty = judge(Ended(Cause.STOP, 3, {}, {0: 75, 1: -9}, forced=(7,)))
     assert dirty.exit_code == 1 and "1: -9" in dirty.why
     assert ledger.recorded == []
@@ -221,6 +222,20 @@ def test_that_nothing_is_known_proves_nothing_however_often(files: RunFiles) -> 
     for _ in range(5):
         assert judge(Ended(Cause.REQUESTED, 3, {}, {0: -15, 1: -9})).exit_code is None
     assert [lapse.failure for lapse in ledger.recorded] == ["F1"] * 5
+
+
+@pytest.mark.parametrize(("leader", "status"), [(17, 2), (18, None)])
+def test_only_a_workers_own_words_are_listened_to(files: RunFiles, leader: int, status: int | None) -> None:
+    mistake = Words("durable_core.errors.UsageError", "no such flag", branch="UsageError", exit_code=2)
+    write(files.words(1), replace(mistake, leader=leader))
+    judge, _, _ = judged(files, Ledger())
+    assert judge(replace(KILLED, exits={1: 1}, pids={0: 16, 1: 17})).exit_code == status
+
+
+def test_what_a_killed_writer_has_left_is_no_beat(files: RunFiles) -> None:
+    (files.root / "beats" / ".0.17").write_bytes(b"half")
+    judge, _, _ = judged(files, Ledger())
+    assert judge(KILLED).exit_code is None
 
 
 def test_nothing_secret_is_recorded(files: RunFiles) -> None:

@@ -58,9 +58,9 @@ class Judge:
         if _succeeded(ended, state) or (ended.cause is Cause.FINISHED and books is None):
             return self._finished(books)
         stays = over is None or over.outcome == "succeeded"
-        if ended.cause is Cause.STOP and stays:
+        if ended.cause in (Cause.STOP, Cause.TOLD) and stays:
             return _stopped(ended)
-        if ended.cause in (Cause.TOLD, Cause.REGROUP) and stays:
+        if ended.cause is Cause.REGROUP and stays:
             return _regrouped(ended, state)
         if ended.cause is Cause.CLOSED and over is None:
             return Verdict(1, f"{ended.cause.value}; its own output says why")
@@ -101,7 +101,7 @@ class Judge:
                 rank,
                 status,
                 host,
-                self._words(rank),
+                self._words(rank, ended.pids.get(rank)),
                 ended.at,
                 stopped,
                 ended.oom,
@@ -127,12 +127,14 @@ class Judge:
             waited=_waited(ended),
         )
 
-    def _words(self, rank: int) -> words.Words | None:
+    def _words(self, rank: int, pid: int | None) -> words.Words | None:
+        """The worker's own, or those of what it wrapped; ``None``, not known: whoever's they are."""
         try:
-            return words.read_words(self.files.words(rank))
+            said = words.read_words(self.files.words(rank))
         except FormatError as error:
             self.say(f"the last words of rank {rank} are not understood: {error}")
             return None
+        return said if said is None or pid in (None, said.leader) else None
 
     def _quiet(self, rank: int, at: float) -> float | None:
         """Seconds from its last sign of life until its end was seen, if it has given any."""
@@ -145,7 +147,7 @@ class Judge:
     def _step(self) -> int | None:
         """The last step that all have done: a group is as far as the one behind."""
         found = []
-        for path in self.files.beat(0).parent.iterdir():
+        for path in self.files.beat(0).parent.glob("[0-9]*"):  # not what a writer that was killed has left
             beat = beats.read(path)
             if beat is not None and beat.step >= 0:
                 found.append(beat.step)
@@ -247,7 +249,7 @@ def _stopped(ended: Ended) -> Verdict:
 def _regrouped(ended: Ended, state: RunState) -> Verdict:
     """What another node has recorded of this generation is what the next workers follow."""
     last = next(reversed(state.failures), None)
-    if last is None or last.generation != state.generation or ended.cause is Cause.TOLD:
+    if last is None or last.generation != state.generation:
         return Verdict(None, ended.cause.value)
     known = str(last.payload["class"])
     return Verdict(None, f"{ended.cause.value}; {known}", 0.0, known, last.payload.get("onset"))
