@@ -27,10 +27,11 @@ _UNITS = [unit.value for unit in Unit if unit is not Unit.NOTHING]
 @click.option("--reason", default="by hand", help="Why: goes with --lift, for the record.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 def quarantine(root: str, lift: tuple[str, str] | None, reason: str, as_json: bool) -> int:
-    """List what the run leaves out: nodes, domains, images, data objects, storage, checkpoints.
+    """List what a run leaves out, or take it back.
 
-    A node that is listed does not take part in a group that may have several; --lift takes it back in. What
-    has failed until then speaks against it no more; what fails later does.
+    Nodes, domains, images, data objects, storage, checkpoints: since when, and why. A node that is listed
+    does not take part in a group that may have several; --lift takes it back in. What has failed until then
+    speaks against it no more; what fails later does.
     """
     if lift is not None:
         return show(_lifted(root, Unit(lift[0]), lift[1], reason), as_json=as_json)
