@@ -1,8 +1,10 @@
 """L5. What the agent tells others of its group: ``RunFiles.facts``, written anew at every change and twice a
-second, so that whoever reads it sees at its age that the agent lives."""
+second, so that whoever reads it sees at its age that the agent lives. Where it cannot be written the agent
+goes on: what it does depends on nothing that it tells."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import replace
 from typing import Any
@@ -11,6 +13,8 @@ from durable_core.clock import Clock
 from durable_core.engine import words
 from durable_core.engine.launched import RunFiles
 from durable_core.launch.machine import GroupPhase
+
+log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.5
 
@@ -23,6 +27,7 @@ class Reporter:
         self._path, self._clock = files.facts, clock
         self._facts = words.Facts("", 0, GroupPhase.QUEUED.value, now, now)
         self._lock = threading.Lock()
+        self._untold = False
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="durable-facts", daemon=True)
 
@@ -45,7 +50,17 @@ class Reporter:
             if phase is not None and phase.value != self._facts.phase:
                 changes.update(phase=phase.value, since=now)
             self._facts = replace(self._facts, **changes, time=now)
+            self._write()
+
+    def _write(self) -> None:
+        try:
             words.write(self._path, self._facts)
+        except OSError as error:
+            if not self._untold:  # once, until it can be written again
+                log.warning("the group's state cannot be told: %s", error)
+            self._untold = True
+        else:
+            self._untold = False
 
     def _loop(self) -> None:
         while not self._end.wait(INTERVAL_S):

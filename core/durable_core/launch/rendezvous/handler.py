@@ -16,7 +16,8 @@ import logging
 import os
 import socket
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # untold to type checkers
 from torch.distributed.distributed_c10d import Store
@@ -33,8 +34,10 @@ from torch.distributed.elastic.rendezvous import (
 from durable_core.clock import Clock, SystemClock
 from durable_core.commit.claim import Chooser, choose_restore_point
 from durable_core.engine import words
-from durable_core.engine.launched import RunFiles
-from durable_core.errors import NodesMissing, TierError
+from durable_core.engine.launched import RunFiles, leave
+from durable_core.engine.roots import named
+from durable_core.errors import NodeQuarantined, NodesMissing, TierError
+from durable_core.launch import quarantine
 from durable_core.launch.books import Books, Claimed
 from durable_core.launch.rendezvous.joining import BACKOFF_S, OURS, Joining
 from durable_core.launch.rendezvous.mirror import Mirror
@@ -75,8 +78,9 @@ class RunRendezvous(RendezvousHandler):
         self.node = f"{self._addr}:{os.getpid()}"
         self._joining = Joining(parameters, clock, self.node)
         self._takeover = os.environ.get("DURABLE_TAKEOVER", "") not in ("", "0", "false")
-        self._asked = _asked_launch(parameters.run_id, takeover=self._takeover)
-        self._root = parameters.get("root") or os.environ.get("DURABLE_ROOT", "")
+        own = leave() or self._takeover  # by a worker of another launch, whose identity it has inherited
+        self._asked = _asked_launch(parameters.run_id, own=own)
+        self._given = self._root = parameters.get("root") or os.environ.get("DURABLE_ROOT", "")
         self._roles: tuple[str, ...] = ()
         self._nodes = 0
         self._books: Books | None = None
@@ -87,6 +91,7 @@ class RunRendezvous(RendezvousHandler):
         self.terms: Terms | None = None
         self.claimed: Claimed | None = None
         self.restart = Restart()
+        self._met: set[int] = set()
         self._dir = RunDir()
         atexit.register(self._dir.remove)
 
@@ -99,6 +104,11 @@ class RunRendezvous(RendezvousHandler):
     @property
     def launch(self) -> str:
         return "" if self.terms is None else self.terms.launch
+
+    @property
+    def spare(self) -> bool:
+        """Whether the group of the last round can do without one of its nodes."""
+        return self._nodes > self._joining.parameters.min_nodes
 
     @property
     def attempt(self) -> int:
@@ -126,13 +136,14 @@ class RunRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """The next group, ready to be started: the environment of this process is what its workers need.
 
-        Raises ``NodesMissing``, the errors of a claim on all nodes alike (``RunBusy``, ``Superseded``,
-        ``NoUsableCheckpoint``), and torch's of a rendezvous that is closed or out of reach.
+        Raises ``NodeQuarantined``, ``NodesMissing``, the errors of a claim on all nodes alike (``RunBusy``,
+        ``Superseded``, ``NoUsableCheckpoint``), and torch's of a rendezvous that is closed or out of reach.
         """
         if self._closed:
             raise RendezvousClosedError
         self._unmirror()
         self._look_for_opened()
+        self._refuse_barred()
         deadline = self._clock.monotonic() + self._joining.join_s
         while True:
             info = self._joining.next(deadline)
@@ -223,6 +234,7 @@ class RunRendezvous(RendezvousHandler):
         launch = newest.launch or self._asked or self._clock.new_id()
         root = self._root or known.root
         if root:
+            self._met |= {pid for here in heres if (pid := here.pid) is not None}
             self.claimed = self._claim(self._books_of(root, launch), _members(known, heres))
         store = TCPStore(self._addr, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
         self._workers_store = store
@@ -239,7 +251,7 @@ class RunRendezvous(RendezvousHandler):
         """``None``: the workers claim, because there is nothing to claim yet or the store does not answer;
         they will meet the same trouble, and say so."""
         try:
-            return books.claim(members, takeover=self._takeover, choose=self.restart.choose)
+            return books.claim(members, takeover=self._takeover, choose=self.restart.choose, kin=self._met)
         except TierError as error:
             log.warning("no generation was claimed, the workers do it: %s", error)
             return None
@@ -256,14 +268,37 @@ class RunRendezvous(RendezvousHandler):
             os.environ.pop(name, None)
         os.environ.update(terms.environment(), DURABLE_RUN_DIR=str(self._dir.path))
         if terms.generation is not None:
-            self._takeover = False
-            os.environ.pop("DURABLE_TAKEOVER", None)
+            self._taken_over()
         if info.world_size > 1:
             self._mirror = Mirror(info.store, info.rank, info.world_size, self.files, self._clock)
             self._mirror.start()
         return RendezvousInfo(
             info.store, info.rank, info.world_size, RendezvousStoreInfo(terms.addr, terms.port)
         )
+
+    def _refuse_barred(self) -> None:
+        """Before anybody counts on this node. A store that does not answer bars nobody."""
+        most = self._joining.parameters.max_nodes
+        if not self._root or most == 1:
+            return
+        try:
+            run = self._books_of(self._root, self.launch or self._asked).state()
+        except TierError as error:
+            log.warning("whether this host is in quarantine is not known: %s", error)
+            return
+        host = socket.gethostname()
+        why = None if run is None else quarantine.barred(run, host, most=most)
+        if why is not None:
+            raise NodeQuarantined(
+                f"{host} is in quarantine{_at(why.since)}: {why.reason}",
+                hint=f"start another host in its place; once it is mended: durable quarantine {self._root} "
+                f"--lift node {host}",
+            )
+
+    def _taken_over(self) -> None:
+        """Once is what was asked for: whoever takes the run over from this launch then keeps it."""
+        self._takeover = False
+        os.environ.pop("DURABLE_TAKEOVER", None)
 
     def _unmirror(self) -> None:
         if self._mirror is not None:
@@ -274,8 +309,9 @@ class RunRendezvous(RendezvousHandler):
 
     def _look_for_opened(self) -> None:
         opened = words.read_opened(self.files.opened)
-        if opened is not None:
+        if opened is not None and (not self._given or _place(opened.root) == _place(self._given)):
             self._root, self._roles = opened.root, opened.roles
+            self._taken_over()
 
     def _share_opened(self) -> None:
         """Every node learns which run it is, once in a round: whichever agent is lost then, another one can
@@ -315,16 +351,27 @@ class RunRendezvous(RendezvousHandler):
             self._info.store.wait(others, timedelta(seconds=FAREWELL_S))
 
 
-def _asked_launch(run_id: str, *, takeover: bool) -> str:
+def _at(time: float | None) -> str:
+    if time is None:
+        return ""
+    return f" since {datetime.fromtimestamp(time, timezone.utc).isoformat(timespec='seconds')}"
+
+
+def _place(root: str) -> Path:
+    """The same for all names of a directory, and for all of a URL that differ in slashes alone."""
+    return Path(named(root)).resolve()
+
+
+def _asked_launch(run_id: str, *, own: bool) -> str:
     """The identity that a supervisor gives this launch over its restarts; ``""``: none, it is a new one.
 
-    A takeover is a launch of its own: it must not inherit an identity that was superseded.
+    A takeover is a launch ``own``: it must not inherit an identity that was superseded.
     """
     told = os.environ.get("DURABLE_LAUNCH_ID", "")
-    named = told or ("" if takeover else (run_id if run_id != "none" else os.environ.get("SLURM_JOB_ID", "")))
-    if len(named) <= _LONGEST_ID:
-        return named
-    return f"{named[:32]}-{hashlib.sha256(named.encode()).hexdigest()[:32]}"
+    asked = told or ("" if own else (run_id if run_id != "none" else os.environ.get("SLURM_JOB_ID", "")))
+    if len(asked) <= _LONGEST_ID:
+        return asked
+    return f"{asked[:32]}-{hashlib.sha256(asked.encode()).hexdigest()[:32]}"
 
 
 def _members(known: Here, heres: tuple[Here, ...]) -> tuple[str, ...] | None:
