@@ -3,7 +3,8 @@
 
 ``wait``: until the file ``LOG/go`` is there. ``stubborn``: the same, without hearing SIGTERM. ``drain``:
 the same, ending with 75 at SIGTERM. ``parent``: with children that hide. ``fail MESSAGE``: at once. ``leave
-STATUS``: at once. ``finish``: append the record that the run has succeeded. What is done ``LOG/once`` times
+STATUS``: at once. ``finish``: append the record that the run has succeeded. ``part``: the
+same, while the ranks from 2 on end at once. What is done ``LOG/once`` times
 is done only in the first attempts.
 """
 
@@ -78,6 +79,9 @@ def main() -> None:
     tell(event="ready")
     if WHAT in ("wait", "stubborn", "drain", "parent"):
         wait()
+    if WHAT == "part" and RANK < 2:
+        wait()
+        finish()
     if WHAT == "finish":
         wait()
         finish()

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from durable_core.commit.claim import choose_before
 from durable_core.engine.words import Member, Request
-from durable_core.errors import NodesMissing
+from durable_core.errors import NodesMissing, TierError
 from durable_core.launch.agent import hooks, memory, teardown
 from durable_core.launch.agent.ended import Cause, Ended, Verdict
 from durable_core.launch.agent.house import House
@@ -34,6 +35,8 @@ from durable_core.launch.rendezvous import Restart, RunRendezvous
 
 #: Seconds between two questions to the rendezvous store: whether nodes wait, whether one of them stops.
 _ASK_S = 0.25
+#: Seconds between two looks into the journal for the end of a run, and for that to be there.
+_LOOK_S, _LAST_WORD_S = 1.0, 120.0
 
 
 Judge = Callable[[Ended], Verdict]
@@ -60,6 +63,8 @@ class Agent(LocalElasticAgent):
         self._extra, self._chaos = extra, chaos
         self._rounds = 0
         self._asked = -_ASK_S
+        self._done_at: float | None = None  # when all workers of this node had ended with 0
+        self._looked = 0.0
         self._stopped = teardown.Stopped()
         self._provoked = ""
         self._killed: int | None = None  # for memory, before this attempt
@@ -111,6 +116,7 @@ class Agent(LocalElasticAgent):
 
     def _begin(self) -> None:
         self._pcontext, self._provoked, self._killed = None, "", memory.kills()
+        self._done_at = None
         self._house.control(self._worker_group.group_rank == 0)
         self._hold()
         self._house.fresh_attempt(self._pids)
@@ -142,7 +148,10 @@ class Agent(LocalElasticAgent):
             if any(status not in (0, DRAINED) for status in exits.values()):
                 return self._seen(Cause.FAILED)
             if len(exits) == len(self._workers.processes):
-                return self._seen(Cause.DRAINED if DRAINED in exits.values() else Cause.FINISHED)
+                if DRAINED in exits.values():
+                    return self._seen(Cause.DRAINED)
+                if self._settled():
+                    return self._seen(Cause.FINISHED)
             if DRAINED in exits.values():
                 drained_at = clock.monotonic() if drained_at is None else drained_at
                 if clock.monotonic() - drained_at > self._stop_grace_s:
@@ -152,6 +161,26 @@ class Agent(LocalElasticAgent):
             if ended is not None:
                 return ended
             signals.wait(self._worker_group.spec.monitor_interval)
+
+    def _settled(self) -> bool:
+        """Whether it is time to judge workers that all have ended with 0. Of several nodes one may have done
+        its part before another has recorded the end of the run: so not before that is in the journal, or the
+        others ask for something, or all of them are silent for long."""
+        books = self._handler.books()
+        if books is None or (self._worker_group.group_world_size or 1) == 1:
+            return True
+        now = self._house.clock.monotonic()
+        if self._done_at is None:
+            self._house.say("the workers of this node have done their part; the end of the run is waited for")
+            self._done_at = self._looked = now
+        elif now - self._looked < _LOOK_S:
+            return False
+        self._looked = now
+        with suppress(TierError):
+            state = books.state()
+            if state is None or state.terminal is not None:
+                return True
+        return now - self._done_at > _LAST_WORD_S
 
     def _provoke(self) -> None:
         """On one node: a fault in every period, not one for every node."""
