@@ -259,7 +259,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(trained: Path) -> None:
         ({"generation": 1, "active": True}, True, "running"),
         ({"generation": 1, "active": True}, False, "stopped"),
         ({"generation": 1, "draining": {"reason": "SIGTERM", "step": 3}}, True, "running"),
-        ({"generation": 1, "draining": {"reason": "SIGTERM", "step": 3}}, False, "drained"),
+        ({"generation": 1, "draining": {"reason": "SIGTERM", "step": 3}}, False, "stopped"),
         ({"generation": 1, "terminal": Terminal("failed", 9, None, {"reason": "x"})}, False, "failed"),
     ],
 )

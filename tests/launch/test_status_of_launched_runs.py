@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,12 @@ import pytest
 from controller_world import FakeClock, World
 
 from durable_core.cli.app import run
+from durable_core.clock import SystemClock
+from durable_core.commit import ending
+from durable_core.engine import heartbeat
 from durable_core.engine.beats import Phase
+from durable_core.format import canonical, layout
+from durable_core.launch.controller import report
 from durable_core.launch.machine import GroupPhase
 
 
@@ -137,10 +143,50 @@ def test_a_report_that_is_old_is_said_to_be(world, durable):
     controller = world.controller()
     world.running(controller)
     document = told(world, controller, durable)
-    assert document["health"]["is"] == "unknown" and document["controller"]["stale"]
-    assert "the controller has not reported for 59" in document["health"]["because"]
-    assert document["state"] == "stopped", "no heartbeat either"
-    assert "has not reported" in durable("status", world.root).out
+    assert document["controller"]["stale"] and document["state"] == "stopped", "no heartbeat either"
+    assert "nobody trains it; start the same command" in durable("status", world.root).out
+    heartbeat.Heartbeat(world.tier, SystemClock(), "l1", 1, list).beat()
+    document = durable("status", world.root, "--json").document
+    assert (document["state"], document["health"]["is"]) == ("running", "unknown")
+    assert "the controller has not reported for " in document["health"]["because"]
+    assert "what follows is old" in durable("status", world.root).out
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_fresh_report_of_a_launcher_that_was_killed_is_not_believed(world, durable, drained):
+    controller = world.controller()
+    world.running(controller)
+    world.commit(2)
+    if drained:
+        world.run(ending.drain(world.state_view(), world.token, reason="SIGTERM", step=2))
+    assert told(world, controller, durable)["state"] == ("draining" if drained else "running")
+    last = report.read(world.tier)
+    assert last is not None
+    world.tier.put(layout.CONTROLLER_HINT, canonical.dumps({**last.document, "pid": ended_process()}))
+    document = durable("status", world.root, "--json").document
+    assert (document["state"], document["health"]["is"]) == ("drained" if drained else "stopped", "stopped")
+    said = "stopped as planned at step 2" if drained else "nobody trains it"
+    assert document["health"]["because"] == f"{said}; start the same command to go on"
+
+
+def ended_process() -> int:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    return child.pid
+
+
+def test_people_are_shown_no_documents(world, durable):
+    controller = world.controller()
+    world.running(controller)
+    further = {"charged": True, "beyond": 7, "action": "restart", "placement": "h"}
+    world.failed("F1", step=7, further=further, what="rank 1 was killed by SIGKILL")
+    controller.close()
+    lines = durable("status", world.root).out.splitlines()
+    (row,) = [line for line in lines if "was killed by SIGKILL" in line]
+    assert row.split()[2:5] == ["1", "F1", "7"]
+    assert not any("{" in line or "evidence=" in line or len(line) > 160 for line in lines), lines
+    about_the_run = lines[: next(at for at, line in enumerate(lines) if line.startswith("failed "))]
+    assert all(len(line.split()) > 1 for line in about_the_run), "no empty rows"
 
 
 def test_an_end_needs_no_controller(world, durable):
@@ -159,7 +205,7 @@ def test_a_later_launch_without_a_controller_is_not_judged_by_the_old_one(world,
     controller.close()
     world.run(claim.claim_generation(world.state_view(), launch_id="plain", members=("dp0",), takeover=True))
     document = durable("status", world.root, "--json").document
-    assert document["health"]["is"] == "unwatched" and document["controller"] is None
+    assert document["health"]["is"] == "stopped" and document["controller"] is None
 
 
 def test_failures_burn_a_budget_and_progress_forgives_them(world, durable):

@@ -6,14 +6,16 @@ last report, a hint that may be stale; the owner's heartbeat. What is not known 
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from durable_core.cli.output import Answer, Table
-from durable_core.cli.views import brief, run_state, when
+from durable_core.cli import standing
+from durable_core.cli.output import Answer
+from durable_core.cli.views import run_state
 from durable_core.clock import SystemClock
 from durable_core.commit.state import CheckpointInfo, RunState
 from durable_core.detect.policy import LIMITS, Integrity, coverage
@@ -24,7 +26,7 @@ from durable_core.launch import declared, past, retry
 from durable_core.launch.classes import Unit
 from durable_core.launch.controller import report
 from durable_core.launch.controller.report import Report
-from durable_core.launch.machine import ACTIVE, TERMINAL, State, current
+from durable_core.launch.machine import ACTIVE, State, current
 from durable_core.launch.quarantine import quarantined
 from durable_core.spec.codec import decode
 
@@ -35,10 +37,11 @@ def status(root: str) -> Answer:
     owner = heartbeat.read(reader.tier)
     alive, why = owner.alive(now) if owner else (False, "no heartbeat")
     told = _report(reader, now)
+    word = _word(state, told, alive, now)
     document = {
         "run": state.run_id,
-        "state": _word(state, told, alive, now),
-        "health": _health(state, told, alive, now),
+        "state": word,
+        "health": _health(state, told, word, now),
         "generation": state.generation,
         "launch_id": state.launch_id,
         "members": list(state.members),
@@ -68,7 +71,7 @@ def status(root: str) -> Answer:
         "integrity": _integrity(state),
         "controller": None if told is None else _controller(state, told, now),
     }
-    human = _human(document)
+    human = standing.shown(document)
     try:
         sources = _mixture(reader)
     except (
@@ -77,7 +80,7 @@ def status(root: str) -> Answer:
         return Answer({**document, "unreadable": error.message}, [*human, f"unreadable: {error.message}"])
     if sources is None:
         return Answer(document, human)
-    return Answer({**document, "mixture": sources}, [*human, _mixture_table(sources)])
+    return Answer({**document, "mixture": sources}, [*human, standing.mixture(sources)])
 
 
 # --- where it stands -------------------------------------------------------------------------
@@ -94,7 +97,15 @@ def _report(reader: Reader, now: float) -> Report | None:
 
 
 def _is_watched(told: Report | None, now: float) -> bool:
-    return told is not None and not told.stale(now)
+    """A report outlives the controller that wrote it; on its own host, it is seen that that one is gone."""
+    return told is not None and not told.stale(now) and not _orphaned(told.document)
+
+
+def _orphaned(report: Mapping[str, Any]) -> bool:
+    pid = report.get("pid")
+    if not isinstance(pid, int) or report.get("host") != socket.gethostname():
+        return False
+    return heartbeat.process_start(pid) is None
 
 
 def _word(state: RunState, told: Report | None, alive: bool, now: float) -> str:
@@ -113,20 +124,26 @@ _HEALTH = {
     "stopping": "a planned stop is under way",
     "unknown": "nobody reports on it",
     "unwatched": "no controller looks after it",
+    "stopped": "nobody trains it",
     "over": "the run has ended",
 }
+_GO_ON = "start the same command to go on"
 
 
-def _health(state: RunState, told: Report | None, alive: bool, now: float) -> dict[str, Any]:
-    """Slow or damaged (REC-07)."""
-    word, why = _judged(state, told, now)
-    return {"is": word, "means": _HEALTH[word], "because": why}
+def _health(state: RunState, told: Report | None, word: str, now: float) -> dict[str, Any]:
+    """Slow or damaged (REC-07). ``word``: where it stands."""
+    found, why = _judged(state, told, word, now)
+    return {"is": found, "means": _HEALTH[found], "because": why}
 
 
-def _judged(state: RunState, told: Report | None, now: float) -> tuple[str, str]:
+def _judged(state: RunState, told: Report | None, word: str, now: float) -> tuple[str, str]:
     where = current(state)
     if state.terminal is not None:
         return "over", state.terminal.outcome
+    if word == "drained":
+        return "stopped", f"stopped as planned at step {state.head_step}; {_GO_ON}"
+    if word == "stopped":
+        return "stopped", f"nobody trains it; {_GO_ON}"
     if told is None:
         return "unwatched", "the launcher keeps one"
     if told.stale(now) or not told.about(state.generation):
@@ -241,109 +258,6 @@ def _integrity(state: RunState) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# --- for people ------------------------------------------------------------------------------
-
-#: Shown in tables of their own, or too long for a cell.
-_APART = (
-    "health",
-    "controller",
-    "data",
-    "integrity",
-    "budget",
-    "newest_durable",
-    "recoverable",
-    "quarantined",
-)
-
-
-def _human(document: Mapping[str, Any]) -> list[Table | str]:
-    rows: list[tuple[str, str | None]] = []
-    for name, value in document.items():
-        if name not in _APART:
-            rows.append((name, brief(value)))
-        elif name != "controller" and value:
-            rows.append((name, _line(name, value)))
-    control = document["controller"]
-    if control is None:
-        return [Table(("what", "is"), rows)]
-    return [Table(("what", "is"), rows), *_watched(control), *_detectors(document["integrity"])]
-
-
-def _line(name: str, value: Mapping[str, Any]) -> str | None:
-    if name == "health":
-        return f"{value['is']}: {value['because'] or value['means']}"
-    if name == "newest_durable":
-        return f"c{value['c']} at step {value['step']}, {value['age_s']:.0f} s old"
-    if name == "budget":
-        charged = f"{value['charged']} of {value['restarts']} restarts charged"
-        return f"{charged}; {value['failures']} failures in all"
-    if name == "data":
-        proof = "a ledger for every checkpoint" if value["ledger"] else "no complete ledger"
-        return f"{proof}, through step {value['through_step']}; proved by {value['proved_by']}"
-    if name == "integrity":
-        good = value["known_good"]
-        known = "nothing known good yet" if good is None else f"known good up to step {good['step']}"
-        return f"{known}; {len(value['corrupt'])} corrupt; {len(value['numeric_findings'])} numeric findings"
-    return ", ".join(f"{key}: {brief(item)}" for key, item in value.items())
-
-
-def _watched(control: Mapping[str, Any]) -> list[Table | str]:
-    since = "" if control["since"] is None else f" since {when(control['since'])}"
-    parts: list[Table | str] = [f"{control['state']}{since}  {control['reason']}".rstrip()]
-    if control["state"] in (state.value for state in TERMINAL):
-        return parts
-    if control["stale"]:
-        age = f"{control['report_age_s']:.0f} s"
-        parts.append(f"the controller has not reported for {age}: what follows is old")
-    if control["trouble"]:
-        parts.append(f"the controller is in trouble: {control['trouble']}")
-    parts += _rows(control["violations"], _VIOLATIONS)
-    parts += _rows(control["stragglers"], _STRAGGLERS)
-    parts += _rows(control["ranks"], _RANKS)
-    return parts
-
-
-_Cells = Mapping[str, Callable[[Mapping[str, Any]], Any]]
-
-_VIOLATIONS: _Cells = {
-    "violated": lambda row: row.get("invariant"),
-    "rank": lambda row: row.get("rank"),
-    "since": lambda row: when(row.get("since", 0.0)),
-    "confirmed": lambda row: "yes" if row.get("confirmed") else "no",
-    "evidence": lambda row: row.get("reason"),
-}
-_STRAGGLERS: _Cells = {
-    "slow rank": lambda row: row.get("rank"),
-    "ratio": lambda row: f"{row.get('ratio', 0.0):.2f} x",
-    "evidence": lambda row: row.get("reason"),
-}
-_RANKS: _Cells = {
-    "rank": lambda row: row.get("rank"),
-    "host": lambda row: row.get("host"),
-    "pid": lambda row: row.get("pid"),
-    "phase": lambda row: row.get("phase"),
-    "step": lambda row: row.get("step"),
-    "durable": lambda row: row.get("durable"),
-    "beat s ago": lambda row: row.get("age_s"),
-    "exit": lambda row: row.get("exit"),
-}
-
-
-def _rows(found: list[Mapping[str, Any]], cells: _Cells) -> list[Table]:
-    if not found:
-        return []
-    return [Table(tuple(cells), [tuple(cell(row) for cell in cells.values()) for row in found])]
-
-
-def _detectors(integrity: Mapping[str, Any]) -> list[Table | str]:
-    words = {True: "on", False: "off", None: "not known"}
-    rows = [
-        (one["detector"], words[one["on"]], one["period"], one["covers"], one["misses"])
-        for one in integrity["detectors"]
-    ]
-    return [Table(("detector", "is", "every", "covers", "does not cover"), rows), integrity["limits"]]
-
-
 # --- mixtures --------------------------------------------------------------------------------
 
 
@@ -365,14 +279,3 @@ def _mixture(reader: Reader) -> dict[str, dict[str, Any]] | None:
         name: {**vars(source), "unit": policy.unit, "tokens": source.units if policy.counts_tokens else None}
         for name, source in drawn(policy, state).items()
     }
-
-
-def _mixture_table(sources: dict[str, dict[str, Any]]) -> Table:
-    rows = [
-        (
-            name, f"{source['target']:.2%}", f"{source['share']:.2%}", source["draws"], source["tokens"],
-            source["epoch"], "ran out" if source["removed"] else None,
-        )
-        for name, source in sources.items()
-    ]  # fmt: skip
-    return Table(("source", "target", "actual", "draws", "tokens", "epoch", ""), rows)

@@ -102,9 +102,11 @@ def run_state(state: RunState, alive: bool) -> str:
         return state.terminal.outcome
     if state.generation == 0:
         return "created"
-    if state.draining is not None and not alive:
-        return "drained"
-    return "running" if alive else "stopped"
+    if alive:
+        return "running"
+    if state.draining is None or state.head_step is None:
+        return "stopped"
+    return "drained" if state.head_step >= state.draining["step"] else "stopped"
 
 
 def checkpoint_state(info: CheckpointInfo, lineage: frozenset[int]) -> str:
