@@ -2,10 +2,10 @@
 ``LOG/<rank>.log``.
 
 ``wait``: until the file ``LOG/go`` is there. ``stubborn``: the same, without hearing SIGTERM. ``drain``:
-the same, ending with 75 at SIGTERM. ``parent``: with children that hide. ``fail MESSAGE``: at once. ``leave
-STATUS``: at once. ``finish``: append the record that the run has succeeded. ``part``: the
-same, while the ranks from 2 on end at once. What is done ``LOG/once`` times
-is done only in the first attempts.
+the same, ending with 75 at SIGTERM; ``drain-slowly``: a second later. ``parent``: with children that hide.
+``fail MESSAGE``: at once. ``leave STATUS``: at once. ``finish``: append the record that the run has
+succeeded. ``part``: the same, while the ranks from 2 on end at once. What is done ``LOG/once`` times is done
+only in the first attempts.
 """
 
 from __future__ import annotations
@@ -62,6 +62,12 @@ def finish() -> None:
         performer.run(ending.succeed(performer.run(replay()), token, c=None, target=None))
 
 
+def drain_slowly(*_: object) -> None:
+    tell(event="draining")
+    time.sleep(1)
+    sys.exit(75)
+
+
 def main() -> None:
     tell(event="start")
     if WHAT == "fail" and RANK == 1:
@@ -70,6 +76,8 @@ def main() -> None:
         sys.exit(int(ARGS[0]) if RANK == 1 else 0)
     if WHAT == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if WHAT == "drain-slowly":
+        signal.signal(signal.SIGTERM, drain_slowly)
     if WHAT == "drain":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     if WHAT == "parent":
@@ -77,7 +85,7 @@ def main() -> None:
         tell(event="child", child=child(), how="the group of the worker")
         tell(event="child", child=child("env", "-i", start_new_session=True), how="without environment")
     tell(event="ready")
-    if WHAT in ("wait", "stubborn", "drain", "parent"):
+    if WHAT in ("wait", "stubborn", "drain", "drain-slowly", "parent"):
         wait()
     if WHAT == "part" and RANK < 2:
         wait()

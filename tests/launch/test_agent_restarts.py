@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from durable_core.engine.inspect import open_run
-from tests.launch.launching import gone, kill, launched, new_run, until
+from tests.launch.launching import Launcher, gone, kill, launched, new_run, until
 
 
 @pytest.fixture
@@ -106,8 +106,6 @@ def test_a_worker_that_drained_by_itself_is_not_charged(tmp_path: Path, root: Pa
         first = launcher.seen(2, event="ready", attempt="1")
         os.kill(first[0]["pid"], signal.SIGTERM)
         launcher.seen(2, event="ready", attempt="2")
-        os.kill(launcher.pid, signal.SIGTERM)
-        assert launcher.ended() == 75, launcher.said()
     failures = open_run(root).state.failures
     assert [line.payload["class"] for line in failures] == ["F4"]
     assert failures[0].payload["charged"] is False
@@ -136,9 +134,27 @@ def test_a_second_signal_is_for_those_without_time(tmp_path: Path) -> None:
         first = launcher.seen(2, event="ready")
         os.kill(launcher.pid, signal.SIGINT)
         until(lambda: "draining" in facts(first[0]) or not launcher.alive)
-        os.kill(launcher.pid, signal.SIGINT)
+        until(lambda: ended_by(launcher, signal.SIGINT), launcher.said)
         assert launcher.ended() == 1, launcher.said()
         assert all(gone(line["pid"]) for line in first)
+
+
+def ended_by(launcher: Launcher, number: int) -> bool:
+    """Whether it has ended; else it gets one more signal."""
+    if launcher.alive:
+        os.kill(launcher.pid, number)
+    return not launcher.alive
+
+
+def test_one_stop_that_comes_as_two_signals_is_a_drain_all_the_same(tmp_path: Path) -> None:
+    """A scheduler, or timeout(1), tells the process, and its process group."""
+    with launched(tmp_path, "drain-slowly", flags=("--kill-grace", "0.1")) as launcher:
+        launcher.seen(2, event="ready")
+        for _ in range(2):
+            os.kill(launcher.pid, signal.SIGTERM)
+        launcher.seen(2, event="draining")
+        os.kill(launcher.pid, signal.SIGTERM)
+        assert launcher.ended() == 75, launcher.said()
 
 
 def facts(line: dict[str, dict[str, str]]) -> str:

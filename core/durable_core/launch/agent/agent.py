@@ -35,6 +35,8 @@ from durable_core.launch.rendezvous import Restart, RunRendezvous
 
 #: Seconds between two questions to the rendezvous store: whether nodes wait, whether one of them stops.
 _ASK_S = 0.25
+#: Seconds in which several signals are one stop.
+_ONE_STOP_S = 5.0
 #: Seconds between two looks into the journal for the end of a run, and for that to be there.
 _LOOK_S, _LAST_WORD_S = 1.0, 120.0
 
@@ -249,15 +251,19 @@ class Agent(LocalElasticAgent):
 
     def _stop(self, grace_s: float) -> None:
         """Nothing of the attempt is left afterwards, or it is told what is. One more signal from the operator
-        shortens the grace to that of a failure."""
+        shortens the grace to that of a failure; those that come with the first are the same stop (a scheduler
+        may tell the process and its group)."""
         if self._pcontext is None:
             return
         clock, signals = self._house.clock, self._house.signals
-        begun, signals_before = clock.monotonic(), signals.count
+        begun, known = clock.monotonic(), signals.count
 
         def graced() -> bool:
-            hurried = signals.count > max(1, signals_before)
-            return clock.monotonic() - begun < (min(grace_s, self._kill_grace_s) if hurried else grace_s)
+            nonlocal known
+            for_s = clock.monotonic() - begun
+            known = signals.count if for_s < _ONE_STOP_S else known
+            hurried = signals.count > max(1, known)
+            return for_s < (min(grace_s, self._kill_grace_s) if hurried else grace_s)
 
         ranks = {pid: rank for rank, pid in self._by_rank(self._workers.pids()).items()}
 
