@@ -37,6 +37,7 @@ def test_help_shows_ours_and_says_that_torchruns_are_taken(capsys: pytest.Captur
     assert run(["launch", "--help"]) == 0
     shown = capsys.readouterr().out
     assert all(each.name in shown for each in flags.ADDED)
+    assert "Default: 10" in shown and "Default: the controller's, 900." in " ".join(shown.split())
     assert "--max-restarts" in shown and "every flag of torchrun" in shown and "75 drained" in shown
 
 
@@ -89,6 +90,24 @@ def test_ours_are_read() -> None:
 def test_what_cannot_be_is_refused(arguments: tuple[str, ...]) -> None:
     with pytest.raises(UsageError):
         parsed(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nothing-there.py",), "durable: no such script: nothing-there.py"),
+        (("--max-restart", "3", "x.py"), "did you mean --max-restarts?"),
+        (("--rot=r", "x.py"), "did you mean --root?"),
+        (("--standby", "many", "x.py"), "invalid int value"),
+        (("--root", "r"), "SCRIPT"),
+    ],
+)  # fmt: skip
+def test_wrong_usage_is_told_in_one_line(
+    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert run(["launch", *arguments]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("durable: ") and said in line
 
 
 # --- cancel ----------------------------------------------------------------------------------

@@ -7,12 +7,15 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, NoReturn
 
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import config_from_args, get_args_parser, parse_min_max_nnodes
 
 from durable_core.errors import UsageError
+from durable_core.launch.liveness import Limits
+from durable_core.launch.policy import Policy
 
 #: Seconds between two looks at the workers.
 MONITOR_INTERVAL_S = 0.05
@@ -60,13 +63,23 @@ class Added:
     choices: tuple[str, ...] | None = None
 
 
+def _limit(phase: str) -> str:
+    limits = Limits()
+    own = f"{getattr(limits, phase).hard_s:g}"
+    if phase == "step":
+        own += f", or {limits.hard_m:g} times what the slowest of 100 steps took if that is more"
+    return (
+        f"Seconds without progress in phase {phase} that count as a hang. Default: the controller's, {own}."
+    )
+
+
 ADDED: tuple[Added, ...] = (
     Added("--root", "The run's root. Default: the one that the script opens.", default=""),
     Added("--spec", "A run spec (YAML or JSON) to freeze and hold the script to.", default=""),
-    Added("--standby", "Processes that have imported the frameworks and wait.", int, 0),
+    Added("--standby", "Processes that have imported the frameworks and wait. Default: 0.", int, 0),
     Added("--standby-import", "Further modules that they import, with commas between.", default=""),
-    Added("--kill-grace", "Seconds from SIGTERM to SIGKILL after a failure.", float, 1.0),
-    Added("--stop-grace", "Seconds for workers to drain at a planned stop.", float, 60.0),
+    Added("--kill-grace", "Seconds from SIGTERM to SIGKILL after a failure. Default: 1.", float, 1.0),
+    Added("--stop-grace", "Seconds for workers to drain at a planned stop. Default: 60.", float, 60.0),
     Added("--takeover", "Take the run over from another launch.", None, False),
     Added("--no-preflight", "Start without the checks.", None, False),
     Added(
@@ -76,16 +89,26 @@ ADDED: tuple[Added, ...] = (
     Added("--pilot", "Refuse to start without this record of a pilot that passed; or waive:REASON.", str, ""),
     Added("--chaos-every", "Kill a worker at some instant of every period of so many seconds.", float),
     *(
-        Added(f"--{phase}-limit", f"Seconds without progress in phase {phase} that count as a hang.", float)
+        Added(f"--{phase}-limit", _limit(phase), float)
         for phase in LIMITS
     ),
 )  # fmt: skip
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one line, with the flag that may have been meant."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = [word.split("=")[0] for word in message.split() if word.startswith("--")]
+        near = [near for word in wrong for near in get_close_matches(word, self._option_string_actions, 1)]
+        meant = f"did you mean {near[0]}? " if near and near[0] not in wrong else ""
+        raise UsageError(message.replace("training_script", "SCRIPT"), hint=f"{meant}durable launch --help")
+
+
 def parser() -> argparse.ArgumentParser:
     """torchrun's, with ours. ``--max-restarts`` bounds this launch, over all its nodes."""
-    found: argparse.ArgumentParser = get_args_parser()
-    found.prog = "durable launch"
+    theirs = get_args_parser()
+    found = _Parser("durable launch", parents=[theirs], add_help=False, allow_abbrev=False)
     _add(found.add_argument_group("durable"))
     for action in found._actions:  # the environment (PET_...) may have set another default; that stands
         if action.dest == "max_restarts" and action.default == 0:
@@ -106,7 +129,7 @@ def _add(to: argparse._ActionsContainer) -> None:
 
 
 def parse(arguments: Sequence[str], new_id: Callable[[], str]) -> Flags:
-    """``UsageError`` for what cannot be. ``SystemExit`` as argparse for unknown flags."""
+    """``UsageError`` for what cannot be. ``SystemExit`` after ``--help``."""
     args = parser().parse_args(list(arguments))
     _, most = parse_min_max_nnodes(args.nnodes)
     if args.standalone or (most == 1 and args.rdzv_backend == "static"):
@@ -125,6 +148,13 @@ def parse(arguments: Sequence[str], new_id: Callable[[], str]) -> Flags:
         args.takeover, not args.no_preflight, args.on_numeric, args.pilot, args.chaos_every,
         {phase: limit for phase in LIMITS if (limit := getattr(args, f"{phase}_limit")) is not None},
     )  # fmt: skip
+
+
+def check_script(flags: Flags) -> None:
+    """``UsageError`` when it is a Python file, and not there: no worker need be started to find out."""
+    script = flags.script[0]
+    if RUNNER in flags.command and script != "-m" and not os.path.isfile(script):
+        raise UsageError(f"no such script: {script}")
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -164,6 +194,6 @@ def usage(epilog: str) -> str:
     shown.add_argument(
         "--max-restarts", type=int, metavar="N",
         help="Restarts without progress that are charged, over all nodes; beyond them this launch ends. How "
-        "many end the run, its run file declares.",
+        f"many end the run, its run file declares. Default: {Policy().restarts}, which end the run.",
     )  # fmt: skip
     return shown.format_help()

@@ -45,6 +45,7 @@ def launch(arguments: Sequence[str], say: Callable[[str], None], clock: Clock | 
     """
     clock = clock or SystemClock()
     flags = flagging.parse(arguments, clock.new_id)
+    flagging.check_script(flags)
     if flags.takeover:
         os.environ["DURABLE_TAKEOVER"] = "1"
     secrets = secrets_of(os.environ)
