@@ -21,7 +21,7 @@ from durable_core.tier.posix import PosixTier
 from durable_core.types import Promise
 
 QUICK = Path(__file__).parent / "quick_worker.py"
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 CLOCK = SystemClock()
 
 _forks = multiprocessing.get_context("forkserver")

@@ -12,24 +12,22 @@ import pytest
 
 from durable_core.engine.beats import Beat, Phase
 from durable_core.engine.launched import DUMP_SIGNAL
-from durable_core.launch.liveness import culprit
+from durable_core.launch.liveness import Culprit, culprit
 
 SCRIPT = """
-import faulthandler, os, sys, threading, time
+import faulthandler, sys, threading
 import torch, torch.distributed as dist
-rank, where, mode, here = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+rank, where, here, *modes = int(sys.argv[1]), *sys.argv[2:]
 sys.path.insert(0, here)
 from durable_core.engine.launched import DUMP_SIGNAL
 threading.Thread(target=threading.Event().wait, daemon=True).start()  # some other thread, as there always is
 dist.init_process_group("gloo", init_method=f"file://{where}/store", rank=rank, world_size=2)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-out = open(f"{where}/{rank}.txt", "w")
-faulthandler.register(DUMP_SIGNAL, file=out, all_threads=True)
 
 def fetch():
-    time.sleep(600)
+    sys.stdin.readline()
 
-def step():
+def step(mode):
     if rank == 1:
         fetch()
     if mode == "all_reduce":
@@ -39,9 +37,13 @@ def step():
     else:
         model(torch.ones(1, 4)).sum().backward()
 
-open(f"{where}/{rank}.ready", "w").close()
-step()
+for mode in modes:
+    out = open(f"{where}/{mode}.{rank}", "w")
+    faulthandler.register(DUMP_SIGNAL, file=out, all_threads=True)
+    open(f"{where}/{mode}.{rank}.ready", "w").close()
+    step(mode)
 """
+MODES = ("all_reduce", "backward", "barrier")
 DEADLINE_S = 120.0
 
 
@@ -61,27 +63,40 @@ def until(condition: object, what: str) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("mode", ["all_reduce", "backward", "barrier"])
 def test_the_rank_that_sleeps_in_training_code_is_named(
-    mode: str, tmp_path: Path, started: list[subprocess.Popen[bytes]]
+    tmp_path: Path, started: list[subprocess.Popen[bytes]]
 ) -> None:
     here = str(Path(__file__).resolve().parents[2] / "core")
     for rank in (0, 1):
-        started.append(subprocess.Popen([sys.executable, "-c", SCRIPT, str(rank), str(tmp_path), mode, here]))
-    until(lambda: all((tmp_path / f"{rank}.ready").exists() for rank in (0, 1)), "both ranks in their step")
+        command = [sys.executable, "-c", SCRIPT, str(rank), str(tmp_path), here, *MODES]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE))
     beats = {rank: Beat(started[rank].pid, Phase.STEP, 1, 5, 1, -1, 9.0, 9.0) for rank in (0, 1)}
-    found = []
+    for mode in MODES:
+        found = named(mode, tmp_path, started, beats)
+        assert found.rank == 1, found
+        assert found.frames[-1].endswith(":fetch")
+        assert "rank 0 waits in" in found.reason
+        stdin = started[1].stdin
+        assert stdin is not None
+        stdin.write(b"\n")
+        stdin.flush()
+    assert [process.wait(DEADLINE_S) for process in started] == [0, 0]
 
-    def named() -> bool:
-        """Each look dumps anew: the ranks may not yet have come to where they stay."""
-        for process in started:
+
+def named(
+    mode: str, where: Path, ranks: list[subprocess.Popen[bytes]], beats: dict[int, Beat | None]
+) -> Culprit:
+    """Who is to blame while both stand still in ``mode``. Each look dumps anew: they may not yet have come
+    to where they stay."""
+    until(lambda: all((where / f"{mode}.{rank}.ready").exists() for rank in (0, 1)), f"both are in {mode}")
+    found: list[Culprit] = []
+
+    def look() -> bool:
+        for process in ranks:
             assert process.poll() is None, "a rank has ended"
             process.send_signal(DUMP_SIGNAL)
-        stacks = {rank: (tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)}
-        found.append(culprit(beats, stacks))
+        found.append(culprit(beats, {rank: (where / f"{mode}.{rank}").read_text() for rank in (0, 1)}))
         return found[-1].rank is not None
 
-    until(named, "a culprit")
-    assert found[-1].rank == 1, found[-1]
-    assert found[-1].frames[-1].endswith(":fetch")
-    assert "rank 0 waits in" in found[-1].reason
+    until(look, "a culprit")
+    return found[-1]

@@ -297,7 +297,7 @@ def test_an_agent_that_was_relaunched_learns_from_the_one_that_stayed(tmp_path: 
     assert new.launch == ""
     with ThreadPoolExecutor() as pool:
         joining = pool.submit(new.next_rendezvous)
-        until(staying.num_nodes_waiting, 30, "somebody waits")
+        until(staying.num_nodes_waiting, 60, "somebody waits")
         staying.next_rendezvous()
         joining.result(60)
     assert new.terms == staying.terms
@@ -343,7 +343,7 @@ def test_the_host_of_the_rendezvous_may_be_lost_and_come_back(make: Make) -> Non
     handler = make(nodes=1, port=port, is_host=False)
     handler.next_rendezvous()
     del host
-    until(handler.num_nodes_waiting, 30, "the host is missed")
+    until(handler.num_nodes_waiting, 60, "the host is missed")
     assert handler.num_nodes_waiting() == 1, "until all have met again"
     with ThreadPoolExecutor() as pool:
         again = pool.submit(handler.next_rendezvous)

@@ -149,7 +149,7 @@ def test_it_runs_by_itself_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         each.start()
     try:
         words.write(nodes.files[1].facts, facts(1))
-        until(lambda: looking.look(nodes.files[0].root).facts, 20, "the facts of node 1")
+        until(lambda: looking.look(nodes.files[0].root).facts, 60, "the facts of node 1")
     finally:
         for each in nodes.mirrors[:2]:
             each.stop()

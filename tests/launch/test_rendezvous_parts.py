@@ -55,7 +55,7 @@ def test_node_0_decides_when_all_are_here_and_all_hold_the_same(store: dist.Hash
         assert not leading.done()
         for rank in range(3):
             meeting(store).arrive(rank, Here(f"n{rank}", roles=("dp0",), size=rank))
-        assert [each.result(20) for each in (leading, *following)] == [TERMS] * 3
+        assert [each.result(60) for each in (leading, *following)] == [TERMS] * 3
     assert [here.node for here in heres[0]] == ["n0", "n1", "n2"]
 
 
@@ -117,9 +117,9 @@ def test_who_waits_is_told_who_else_does(
     first = Roster(store, "n1:10", clock, least=3, seconds=600)
     second = Roster(store, "n2:20", clock, least=3, seconds=600)
     try:
-        until(lambda: set(first.seen) == {"n1:10", "n2:20"}, 20, "both are seen")
+        until(lambda: set(first.seen) == {"n1:10", "n2:20"}, 60, "both are seen")
         second.stop()
-        until(lambda: first.seen == ("n1:10",), 20, "one went")
+        until(lambda: first.seen == ("n1:10",), 60, "one went")
     finally:
         first.stop()
     assert any("2 of 3 are here (n1:10, n2:20)" in line for line in caplog.messages)
@@ -165,8 +165,10 @@ def launcher(within: Path) -> tuple[int, Path]:
 
 
 def test_what_a_dead_launcher_left_is_removed_and_a_live_ones_is_not(tmp_path: Path) -> None:
-    half_made = tmp_path / f"durable-launch-{os.getuid()}-being-made"
-    half_made.mkdir()
+    half_gone = tmp_path / f"durable-launch-{os.getuid()}-half-gone"
+    (half_gone / "words").mkdir(parents=True)
+    being_made = tmp_path / f".durable-launch-{os.getuid()}-being-made"
+    being_made.mkdir()
     pid, theirs = launcher(tmp_path)
     try:
         rundir.sweep(tmp_path)
@@ -176,7 +178,8 @@ def test_what_a_dead_launcher_left_is_removed_and_a_live_ones_is_not(tmp_path: P
         os.waitpid(pid, 0)
     rundir.RunDir(tmp_path).remove()
     assert not theirs.exists(), "the next launcher cleans up"
-    assert half_made.is_dir(), "it may be locked the next moment"
+    assert not half_gone.exists(), "its launcher was killed while it removed it"
+    assert being_made.is_dir(), "it may be locked the next moment"
 
 
 # --- logs ------------------------------------------------------------------------------------
@@ -224,7 +227,7 @@ def test_a_roster_ends_quietly_with_its_store(monkeypatch: pytest.MonkeyPatch) -
     host = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
     client = dist.TCPStore("127.0.0.1", host[0].port, is_master=False)
     counting = Roster(client, "n", SystemClock(), least=2, seconds=600)
-    until(lambda: host[0].check(["durable/roster/1"]), 20, "it signs")
+    until(lambda: host[0].check(["durable/roster/1"]), 60, "it signs")
     host.clear()
-    until(lambda: not counting._thread.is_alive(), 20, "its end")
+    until(lambda: not counting._thread.is_alive(), 60, "its end")
     counting.stop()

@@ -125,8 +125,12 @@ def test_jitter(jitter: str, least: float, most: float) -> None:
 
 def test_very_many_failures_do_not_overflow() -> None:
     story = Story(replace(FAST, restarts=3000))
-    for i in range(1500):
-        story.fail(of(F.F1, sign=str(i)))
+    story.fail(of(F.F1, sign="0"))
+    (line,) = story.state.failures
+    for i in range(1, 1500):  # as if decided one by one, which takes long
+        again = replace(line, generation=i + 1, payload={**line.payload, "signature": str(i)})
+        story.state = replace(story.state, failures=story.state.failures.append(again))
+        story.next_generation()
     assert story.decide(of(F.F1, sign="x")).delay_s == 8.0
 
 
@@ -272,6 +276,14 @@ def test_memory_that_runs_out_again_is_the_program_s() -> None:
     assert story.fail(of(F.F8, sign="x")).action is Action.RESTART
     last = story.fail(of(F.F8, sign="y"))
     assert (last.action, last.failure) == (Action.FAIL, F.F7)
+
+
+def test_hangs_that_are_equal_end_the_launch_and_not_the_run() -> None:
+    """A loop that validates without a hook stands still too, and is healthy."""
+    story = Story()
+    decisions = [story.fail(of(F.F5, sign="s", origin=Origin.INSIDE)) for _ in range(3)]
+    assert [decision.action for decision in decisions] == [Action.RESTART, Action.RESTART, Action.STOP]
+    assert decisions[-1].exit_code == 1
 
 
 def test_a_hang_is_nobody_s_until_it_comes_back_to_the_same_place() -> None:

@@ -59,6 +59,6 @@ def test_each_part_counts() -> None:
 def test_it_is_the_same_in_another_process() -> None:
     code = "from durable_core.launch.signature import signature; print(signature('E', 'm 1', ('a.py:f',), 3))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.strip() == signature("E", "m 2", ("/x/a.py:4:f",), 3)

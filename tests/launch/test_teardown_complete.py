@@ -129,7 +129,7 @@ def test_a_sweep_gives_up_on_what_does_not_die() -> None:
     assert waited[0] < waited[-1], "later looks come slowly"
 
 
-@pytest.mark.parametrize("grace_s", [0.0, 0.2])
+@pytest.mark.parametrize("grace_s", [0.0, 1.0])
 def test_a_stop_is_bounded_by_its_grace(tmp_path: Path, grace_s: float) -> None:
     env = {**os.environ, "DURABLE_RUN_DIR": str(tmp_path)}
     out = tmp_path / "out"

@@ -13,7 +13,7 @@ class Group:
     """Members that gather as ranks do: each waits for all."""
 
     def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size, timeout=20)
+        self._barrier = threading.Barrier(size, timeout=60)
         self._values: dict[int, object] = {}
         self._roles = tuple(f"dp{rank}" for rank in range(size))
 

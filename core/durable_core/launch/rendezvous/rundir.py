@@ -37,9 +37,10 @@ class RunDir:
     def __init__(self, within: Path | None = None) -> None:
         within = within or place()
         sweep(within)
-        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-", dir=within))
-        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        making = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getuid()}-", dir=within))
+        self._lock = os.open(making / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = making.rename(within / making.name.removeprefix("."))  # locked when it can be seen
         self.files = RunFiles(self.path).prepare()
 
     def remove(self) -> None:
@@ -51,10 +52,15 @@ class RunDir:
 
 
 def sweep(within: Path) -> None:
-    """Remove this user's run directories whose launcher is gone. One without a lock yet is being made."""
+    """Remove this user's run directories whose launcher is gone. One without a lock is what a launcher left
+    that was killed while it removed it."""
     for path in within.glob(f"{_PREFIX}{os.getuid()}-*"):
         with contextlib.suppress(OSError):  # removed by another, or not ours to remove
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                shutil.rmtree(path, ignore_errors=True)
+                continue
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
