@@ -73,6 +73,10 @@ def test_who_waits_for_one_that_evaluates_is_not_suspected() -> None:
     assert late.health is Health.HANGING and {v.rank for v in late.violated} == {0, 1, 2}
 
 
+def test_what_no_hook_tells_of_may_take_ten_minutes() -> None:
+    assert Limits().of(Phase.STEP, Pace((0.1,) * 16)).hard_s >= 600
+
+
 def test_the_limit_of_a_step_grows_with_the_steps() -> None:
     assert LIMITS.of(Phase.STEP, STEADY) == Limit(2, 6)
     assert LIMITS.of(Phase.STEP, Pace((1.0,) * 20)) == Limit(5, 20)

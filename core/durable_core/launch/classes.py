@@ -107,7 +107,7 @@ TABLE: Mapping[F, Row] = {
     F.F2: Row("host loss", Retry.REPLACE, True, None, _S.PEER, _Q.NODE, True),
     F.F3: Row("domain loss", Retry.REQUEUE, True, None, _S.REMOTE, _Q.DOMAIN, True),
     F.F4: Row("preemption", Retry.REQUEUE, False, _PLANNED, _S.SNAPSHOT, _Q.NOTHING, False, DRAINED),
-    F.F5: Row("hang or collective timeout", Retry.IN_PLACE, True, None, _S.MEMORY, _Q.NODE, True),
+    F.F5: Row("hang or collective timeout", Retry.IN_PLACE, True, None, _S.MEMORY, _Q.NODE, False),
     F.F6: Row("straggler or sub-health", Retry.REPLACE, False, _PLANNED, _S.SNAPSHOT, _Q.NODE, False),
     F.F7: Row("deterministic software fault", Retry.NONE, False, 0, _S.NOTHING, _Q.IMAGE, True),
     F.F8: Row("out of memory", Retry.IN_PLACE, True, 1, _S.MEMORY, _Q.NOTHING, True),
@@ -121,7 +121,7 @@ TABLE: Mapping[F, Row] = {
     # A typing error in a flag must not end for ever a run that goes on once it is mended.
     F.F16: Row("configuration or version", Retry.NONE, False, 0, _S.NOTHING, _Q.NOTHING, False, 2),
     F.F17: Row("network degradation", Retry.IN_PLACE, True, None, _S.MEMORY, _Q.NODE, True),
-    F.F18: Row("admission or rendezvous timeout", Retry.REQUEUE, True, None, _S.REMOTE, _Q.NOTHING, True),
+    F.F18: Row("admission or rendezvous timeout", Retry.REQUEUE, True, None, _S.REMOTE, _Q.NOTHING, False),
     F.F19: Row("cancelled", Retry.NONE, False, 0, _S.NOTHING, _Q.NOTHING, False, CANCELLED),
     F.F20: Row("input starvation", Retry.NONE, False, None, _S.NOTHING, _Q.NOTHING, False),
 }

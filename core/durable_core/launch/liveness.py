@@ -44,7 +44,7 @@ class Limits:
 
     init: Limit = Limit(300.0, 900.0)
     restore: Limit = Limit(300.0, 1800.0)
-    step: Limit = Limit(30.0, 120.0)
+    step: Limit = Limit(30.0, 600.0)  # a loop may validate without telling anybody
     eval: Limit = Limit(600.0, 3600.0)
     save: Limit = Limit(300.0, 1800.0)
     exit: Limit = Limit(60.0, 300.0)
