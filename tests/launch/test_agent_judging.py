@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from durable_core.clock import SystemClock
-from durable_core.commit.state import Failure, Life, RunState, Terminal
+from durable_core.commit.state import CheckpointInfo, Checkpoints, Failure, Life, RunState, Terminal
 from durable_core.commit.vector import Vector
 from durable_core.engine.beats import Phase, Writer, read
 from durable_core.engine.launched import RunFiles
@@ -21,7 +21,7 @@ from durable_core.launch.agent.ended import Cause, Ended
 from durable_core.launch.agent.judging import Judge
 from durable_core.launch.books import Lapse
 from durable_core.launch.retry import Policy
-from durable_core.types import Token
+from durable_core.types import CheckpointState, Token
 
 TOKEN = Token(3, "ours")
 
@@ -98,6 +98,25 @@ def test_a_journal_that_is_down_holds_nothing_up_and_is_told_later(files: RunFil
     assert judge(KILLED).exit_code is None
     assert len(ledger.recorded) == 2
     assert len({lapse.op_id for lapse in ledger.recorded}) == 2
+
+
+def test_the_operator_is_told_which_restart_it_is_and_from_where(files: RunFiles) -> None:
+    ledger = Ledger()
+    judge, _, _ = judged(files, ledger, Policy(restarts=4, backoff_s=0.0, backoff_max_s=0.0))
+    assert str(judge(KILLED)).endswith("; starting again (1 of 4) in 0.0 s")
+    info = CheckpointInfo(0, 40, 3, None, "0" * 8, CheckpointState.COMMITTED, seq=3)
+    ledger.run = replace(ledger.run, checkpoints=Checkpoints().added(info), head=0)
+    assert str(judge(KILLED)).endswith("; starting again (2 of 4) in 0.0 s, from step 40")
+    stopped = judge(Ended(Cause.STOP, 3, {0: 75, 1: 75}))
+    assert (stopped.exit_code, str(stopped)) == (75, "stopped as asked at step 40; start it again to go on")
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(3, "exit status 3; its own output says why"), (0, "call run.finish() at the end")]
+)
+def test_a_script_that_ended_without_words_is_told_in_words(files: RunFiles, status: int, said: str) -> None:
+    judge, _, _ = judged(files, Ledger())
+    assert said in judge(Ended(Cause.FAILED, 3, {0: status}, {1: -15})).why
 
 
 def test_what_scheduled_chaos_did_is_in_the_evidence(files: RunFiles) -> None:

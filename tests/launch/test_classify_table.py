@@ -112,7 +112,7 @@ def test_a_program_that_cannot_be_built_is_a_mistake_only_before_the_first_step(
 def test_statuses_without_words(status: int, expected: F, origin: Origin) -> None:
     verdict = one(status=status)
     assert (verdict.failure, verdict.origin) == (expected, origin)
-    assert verdict.reason.startswith("rank 1 ")
+    assert verdict.reason.startswith("rank 1")
 
 
 def test_what_the_kernel_killed_for_memory_ran_out_of_it() -> None:

@@ -84,6 +84,10 @@ _PEER_TEXT = re.compile(
 )
 _PEER_FRAME = re.compile(r"distributed|autograd|c10d|graph\.py|session|world", re.I)
 _TIMEOUT_TEXT = re.compile(r"time[d ]?-?out|watchdog", re.I)
+_UNFINISHED = (
+    "the script ended and its run did not: call run.finish() at the end (plain loop), or let the fit reach "
+    "its end"
+)
 #: Signals that a program does not send itself.
 _KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
@@ -158,7 +162,8 @@ def _of_status(exit: Exit, step: int | None) -> Cause:
     kind = signal_name(-exit.status) if exit.status < 0 else f"exit {exit.status}"
     if exit.status == 0:
         kind = "exit 0 without a final record"
-    return Cause(failure, origin, signature(kind, step=step), f"{exit} ({why})", step)
+    reason = f"{exit} ({why})" if exit.status < 0 else f"rank {exit.rank}: {why}"
+    return Cause(failure, origin, signature(kind, step=step), reason, step)
 
 
 def _status(exit: Exit, *, began: bool) -> tuple[F, Origin, str]:
@@ -172,8 +177,9 @@ def _status(exit: Exit, *, began: bool) -> tuple[F, Origin, str]:
             return F.F1, Origin.UNKNOWN, "it aborted, without words"
         return F.F1, Origin.INSIDE, "a fault of native code"
     if exit.status == 0:
-        return F.F1, Origin.UNKNOWN, "the script came to its end, and the run did not"
-    return _exited(exit.status, began)
+        return F.F1, Origin.UNKNOWN, _UNFINISHED
+    failure, origin, why = _exited(exit.status, began)
+    return failure, origin, f"exit status {exit.status}; {why}"
 
 
 def _exited(status: int, began: bool) -> tuple[F, Origin, str]:
@@ -185,7 +191,7 @@ def _exited(status: int, began: bool) -> tuple[F, Origin, str]:
         return F.F14, Origin.OUTSIDE, "it was fenced"
     if status in _USAGE_STATUS and not began:
         return F.F16, Origin.INSIDE, "how interpreters and argument parsers refuse a command line"
-    return F.F1, Origin.UNKNOWN, "without words"
+    return F.F1, Origin.UNKNOWN, "its own output says why"
 
 
 def _short(message: str) -> str:

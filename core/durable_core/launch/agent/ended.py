@@ -52,10 +52,20 @@ class Ended:
 @dataclass(frozen=True)
 class Verdict:
     """What follows. ``exit_code``: the launcher ends with it; ``None``: another attempt, after ``delay_s``;
-    ``reason``, ``onset``: what the next workers are told of these."""
+    ``reason``, ``onset``: what the next workers are told of these; ``nth``: which of the restarts that are
+    allowed it is; ``step``: the newest that they can go on from."""
 
     exit_code: int | None
     why: str
     delay_s: float = 0.0
     reason: str = ""
     onset: int | None = None
+    nth: str = ""
+    step: int | None = None
+
+    def __str__(self) -> str:
+        if self.exit_code is not None:
+            return self.why
+        nth = f" ({self.nth})" if self.nth else ""
+        origin = "" if self.step is None else f", from step {self.step}"
+        return f"{self.why}; starting again{nth} in {self.delay_s:.1f} s{origin}"

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
 from torch.distributed.launcher.api import LaunchConfig
@@ -153,7 +154,7 @@ def parse(arguments: Sequence[str], new_id: Callable[[], str]) -> Flags:
 def check_script(flags: Flags) -> None:
     """``UsageError`` when it is a Python file, and not there: no worker need be started to find out."""
     script = flags.script[0]
-    if RUNNER in flags.command and script != "-m" and not os.path.isfile(script):
+    if RUNNER in flags.command and script != "-m" and not Path(script).exists():
         raise UsageError(f"no such script: {script}")
 
 

@@ -59,7 +59,7 @@ class Judge:
             return self._finished(books)
         stays = over is None or over.outcome == "succeeded"
         if ended.cause in (Cause.STOP, Cause.TOLD) and stays:
-            return _stopped(ended)
+            return _stopped(ended, state)
         if ended.cause is Cause.REGROUP and stays:
             return _regrouped(ended, state)
         if ended.cause is Cause.CLOSED and over is None:
@@ -74,7 +74,7 @@ class Judge:
         self._unrecorded.append(Lapse(op_id=self.clock.new_id(), **line))
         if books is not None:
             self._record(books)
-        return self._verdict(books, decision)
+        return self._verdict(books, state, decision)
 
     # --- what is known -----------------------------------------------------------------------
 
@@ -177,10 +177,12 @@ class Judge:
         except FencedError as error:
             self.say(f"the failure is not recorded, the run is not this launch's any more: {error}")
 
-    def _verdict(self, books: Books | None, decision: retry.Decision) -> Verdict:
+    def _verdict(self, books: Books | None, state: RunState, decision: retry.Decision) -> Verdict:
         known = decision.failure.value
         if decision.again:
-            return Verdict(None, decision.reason, decision.delay_s, known, decision.onset)
+            step = state.head_step if decision.onset is None else None  # from before it: who claims will see
+            nth = self._nth(state) if decision.charged else ""
+            return Verdict(None, decision.reason, decision.delay_s, known, decision.onset, nth, step)
         if decision.action is retry.Action.FAIL and books is not None:
             try:
                 token = books.mine()
@@ -192,6 +194,12 @@ class Judge:
         return Verdict(
             decision.exit_code, f"{known}, {decision.failure.called}: {decision.reason}", reason=known
         )
+
+    def _nth(self, state: RunState) -> str:
+        """Which of the restarts that are allowed without progress the next one is. ``state``: before it."""
+        limits = (self.policy.restarts, self.policy.launch_restarts)
+        used = sum(one.charged for one in past.streak(state))
+        return f"{used + 1} of {min(limit for limit in limits if limit is not None)}"
 
     def _after(self, books: Books | None, finding: Finding, outcome: str) -> Verdict:
         """Of workers that were started when the run had ended, or while somebody ended it: there is nothing
@@ -235,10 +243,11 @@ def _succeeded(ended: Ended, state: RunState) -> bool:
     return ended.cause in (Cause.FINISHED, Cause.CLOSED) or ended.generation is not None
 
 
-def _stopped(ended: Ended) -> Verdict:
+def _stopped(ended: Ended, state: RunState) -> Verdict:
     """A planned stop is charged to nobody. One that lost something does not say that all is well."""
     if ended.clean:
-        return Verdict(DRAINED, "stopped as asked, every worker drained")
+        where = "" if state.head_step is None else f" at step {state.head_step}"
+        return Verdict(DRAINED, f"stopped as asked{where}; start it again to go on")
     statuses = {**ended.exits, **ended.after}
     bad = {rank: status for rank, status in sorted(statuses.items()) if status not in (0, DRAINED)}
     return Verdict(
