@@ -6,21 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from durable_core.testing.drills.play import Played, play
+from durable_core.testing.drills.play import Controls, play
 from durable_core.testing.drills.scenarios import SCENARIOS, SHORT
 
+pytestmark = pytest.mark.xdist_group("drills")  # one undisturbed run is enough for all
 
-def test_the_run_goes_on_as_the_same_run(tmp_path: Path) -> None:
-    """Each after the other, against one undisturbed run."""
-    played = {each.scenario: each for each in play((SCENARIOS[name] for name in SHORT), tmp_path)}
-    assert list(played) == list(SHORT)
-    assert {name: each.faults for name, each in played.items() if not each.passed} == {}
-    restarted: list[Played] = [each for each in played.values() if each.measured.rto_s is not None]
-    assert len(restarted) == len(SHORT), "what was restarted was measured"
+
+@pytest.fixture(scope="module")
+def controls(tmp_path_factory: pytest.TempPathFactory) -> Controls:
+    return Controls(tmp_path_factory.mktemp("controls"))
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_the_run_goes_on_as_the_same_run(tmp_path: Path, controls: Controls, name: str) -> None:
+    (played,) = play((SCENARIOS[name],), tmp_path, controls=controls)
+    assert played.passed, f"{played.faults} {played.error}"
+    assert played.measured.rto_s is not None and played.measured.rpo_steps is not None
 
 
 @pytest.mark.parametrize("name", ["launcher-kill"])
-def test_without_its_defence_a_drill_fails_by_the_check_that_is_about_it(tmp_path: Path, name: str) -> None:
-    (played,) = play((SCENARIOS[name],), tmp_path, defended=False)
+def test_without_its_defence_a_drill_fails_by_the_check_that_is_about_it(
+    tmp_path: Path, controls: Controls, name: str
+) -> None:
+    (played,) = play((SCENARIOS[name],), tmp_path, defended=False, controls=controls)
     assert played.passed, f"{played.faults} {played.error}"
     assert [found.partition(":")[0] for found in played.found] == ["no orphans"]

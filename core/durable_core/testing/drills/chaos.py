@@ -167,7 +167,8 @@ def predicted(
     an interval that is shorter in proportion: with saving free, only what is lost depends on it.
     """
     alone = [spent for begin, spent in waste.downs if _faults(fell, begin, spent) <= 1]
-    restart, sigma = (fmean(alone), stdev(alone)) if len(alone) > 1 else (sum(alone), 0.0)
+    alone = alone or [spent for _, spent in waste.downs] or [0.0]
+    restart, sigma = fmean(alone), stdev(alone) if len(alone) > 1 else 0.0
     whole = sum(FAULTS.values())
     stopping = whole - sum(FAULTS[kind] for kind in HARMLESS)
     losing = stopping - sum(FAULTS[kind] for kind in LOSSLESS)

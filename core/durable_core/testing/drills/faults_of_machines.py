@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 
 from durable_core.testing.drills import namespaces
 from durable_core.testing.drills.checks import Incident, left_of
-from durable_core.testing.drills.ground import Ground, Launched
+from durable_core.testing.drills.ground import POLL_S, Ground, Launched
 from durable_core.testing.drills.orders import Injection
 
 DRAINED, FENCED, CANCELLED = 75, 76, 78
 #: In which a cut network is seen.
 BOUND_S = 30.0
+#: In which a stale worker that is awake may do what it can.
+AWAKE_S = 25.0
 
 
 def stale_writer(ground: Ground, defended: bool) -> Incident:
     """A whole group is frozen in the middle of a save: launcher, keeper, workers. Another launch takes the
-    run over and saves the same steps; the frozen ones wake up beside it, and nothing that they write may
-    count."""
+    run over and saves the same steps. The frozen workers wake up beside it, with nobody who would end them,
+    and nothing that they write may count; then the rest wakes up."""
     ground.order(Injection("disk", step=12, argument="slow"), without=() if defended else ("fencing",))
     first = ground.launch()
     ground.until_step(17)
     frozen = ground.processes()
-    for pid in frozen:
-        os.kill(pid, signal.SIGSTOP)
+    _send(frozen, signal.SIGSTOP)
     began = ground.clock.monotonic()
-    stale = ground.reader.state.launch_id
-    ground.order(steps=300)  # it still trains when the others have ended
+    stale, workers = ground.reader.state.launch_id, {mark.pid for mark in ground.marks()}
+    ground.order(steps=300, step_seconds=0.1)  # it still trains when the others have ended
     second = ground.launch("--takeover")
     ground.until_step(25, after=began)
     ground.until_true("the same steps to be saved", lambda: (ground.reader.state.head_step or 0) >= 20)
     taken = ground.reader.view.next_seq
-    for pid in frozen:
-        os.kill(pid, signal.SIGCONT)
+    _send(workers, signal.SIGCONT)
+    deadline = ground.clock.monotonic() + AWAKE_S
+    while workers & set(ground.processes()) and ground.clock.monotonic() < deadline:
+        ground.clock.sleep(POLL_S)
+    _send(frozen, signal.SIGCONT)
     codes = ((ground.wait(first), FENCED), (ground.wait(second), 0))
     counted = [
         entry.record.kind.value
@@ -46,6 +52,12 @@ def stale_writer(ground: Ground, defended: bool) -> Incident:
     return Incident(
         began, codes, {"nothing counts": f"of the stale launch count {counted}" if counted else ""}
     )
+
+
+def _send(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def node_loss(ground: Ground, defended: bool) -> Incident:

@@ -25,6 +25,8 @@ RECORDS, OBJECTS = 48, 4
 POLL_S = 0.02
 #: In which another controller has the office when one was killed.
 TAKEOVER_S = 30.0
+#: A worker may be held up by its framework while it ends; what it did is recorded by then.
+EXITING = ("--exit-limit", "30")
 MARK = "DURABLE_DRILL"
 SMALL = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -90,7 +92,7 @@ class Ground:
         taken = ("-m", "durable_core.testing.drills.unguarded", without) if without else ("-m",)
         return self.start(
             sys.executable, *taken, "durable_core.cli", "launch", "--root", self.orders.root,
-            "--nproc-per-node", count, "--no-preflight", "--standby", count, *flags,
+            "--nproc-per-node", count, "--no-preflight", "--standby", count, *EXITING, *flags,
         )  # fmt: skip
 
     def start(self, *launcher: str) -> Launched:

@@ -102,11 +102,11 @@ class Controls:
 
 def play(
     scenarios: Iterable[Scenario], base: Path, *, seed: int = 0, defended: bool = True,
-    told: Callable[[Played], None] = lambda played: None,
+    told: Callable[[Played], None] = lambda played: None, controls: Controls | None = None,
 ) -> Iterator[Played]:  # fmt: skip
     """Each in a directory of its own under ``base``; those that failed leave theirs there. The same seed
-    gives the same faults."""
-    controls = Controls(base)
+    gives the same faults. ``controls``: those of an earlier call."""
+    controls = controls or Controls(base)
     for scenario in scenarios:
         one = _play(scenario, base, controls, random.Random(f"{seed} {scenario.name}"), defended)
         told(one)
