@@ -10,7 +10,9 @@ from durable_core.engine import words
 from durable_core.engine.inspect import open_run
 from durable_core.engine.launched import RunFiles
 from durable_core.engine.words import Request
-from tests.launch.launching import Launcher, launched, new_run, until
+from durable_core.launch.agent.house import House
+from durable_core.launch.agent.signals import Signals
+from tests.launch.launching import CLOCK, Launcher, launched, new_run, until
 
 
 @pytest.fixture
@@ -41,6 +43,20 @@ def test_a_restart_is_done_once_and_only_for_the_live_generation(tmp_path: Path,
         signal_and_end(launcher)
         assert len(launcher.lines(event="start", rank=0)) == 3
     assert [line.payload["class"] for line in open_run(root).state.failures] == ["F5", "F5"]
+
+
+def test_a_request_about_a_claim_that_the_agent_does_not_know_of_yet_waits(tmp_path: Path) -> None:
+    house = House(RunFiles(tmp_path).prepare(), CLOCK, Signals(), print, tuple)
+    try:
+        for name, generation in (("a", 1), ("b", 2), ("c", 3)):
+            path = house.files.requests / f"{name}.json"
+            words.write(path, Request(name, "restart", generation, "F5", "it stands"))
+        assert house.requests(None) == []
+        assert [each.op_id for each in house.requests(2)] == ["b"]
+        assert [each.op_id for each in house.requests(3)] == ["c"]
+        assert house.requests(3) == []
+    finally:
+        house.close()
 
 
 def test_a_drain_is_planned_and_not_charged(tmp_path: Path, root: Path) -> None:

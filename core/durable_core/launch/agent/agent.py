@@ -80,7 +80,7 @@ class Agent(LocalElasticAgent):
             self.verdict = self._judge(ended)
             if self.verdict.exit_code is not None:
                 return self._result(ended)
-            self._house.say(f"{self.verdict.why}; starting again in {self.verdict.delay_s:.1f} s")
+            self._house.say(str(self.verdict))
             if not self._back_off(self.verdict.delay_s):
                 self.verdict = Verdict(DRAINED, "stopped while it waited to start again")
                 return self._result(ended)
@@ -187,9 +187,7 @@ class Agent(LocalElasticAgent):
     def _provoke(self) -> None:
         """On one node: a fault in every period, not one for every node."""
         if self._chaos is not None and self._worker_group.group_rank == 0:
-            exits = self._workers.exits()
-            living = {local: pid for local, pid in self._workers.pids().items() if local not in exits}
-            self._provoked = self._chaos.tend(self._by_rank(living)) or self._provoked
+            self._provoked = self._chaos.tend(self._by_rank(self._living())) or self._provoked
 
     def _tend(self) -> None:
         self._starter.tend()
@@ -201,7 +199,7 @@ class Agent(LocalElasticAgent):
     def _asked_for(self) -> Ended | None:
         for request in self._house.requests(self._generation):
             if request.kind == "dump":
-                self._house.dump(self._by_rank(self._workers.pids()))
+                self._house.dump(self._by_rank(self._living()))
             elif request.kind == "drain":
                 return self._seen(Cause.DRAINED, request)
             else:
@@ -324,6 +322,11 @@ class Agent(LocalElasticAgent):
     def _pids(self) -> tuple[int, ...]:
         workers = () if self._pcontext is None else tuple(self._pcontext.pids().values())
         return (*workers, *self._starter.pids)
+
+    def _living(self) -> dict[int, int]:
+        """By local rank; the number of one that has been waited for may be anybody's."""
+        exits = self._workers.exits()
+        return {local: pid for local, pid in self._workers.pids().items() if local not in exits}
 
     def _by_rank(self, by_local: Mapping[int, int]) -> dict[int, int]:
         ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}

@@ -92,18 +92,22 @@ class House:
         return (marked | sweeping.children()) - self._known()
 
     def requests(self, generation: int | None) -> list[words.Request]:
-        """Those about this generation that have not been returned yet, by their name."""
+        """Those about this generation that have not been returned yet, by their name. One about a later
+        generation waits: the controller may know of a claim before we do."""
         found = []
         for path in sorted(self.files.requests.glob("[!.]*")):
             if path.name in self._done:
                 continue
-            self._done.add(path.name)
             try:
                 request = words.read_request(path)
             except FormatError as error:
+                self._done.add(path.name)
                 self.say(f"a request is not understood: {error}")
                 continue
-            if request is not None and request.generation == generation:
+            if request is None or generation is None or request.generation > generation:
+                continue
+            self._done.add(path.name)
+            if request.generation == generation:
                 found.append(request)
         return found
 
