@@ -1,7 +1,8 @@
 """A small run under DDP and gloo, as users write one: a script for launchers to start.
 
 ``gloo_writer.py ROOT STEPS LOG [SECONDS_PER_STEP]``. One line of JSON for each start and each step goes to
-``LOG.<rank>``; at the end rank 0 writes the digest of the weights to ``LOG.done``.
+``LOG.<rank>``; at the end rank 0 writes the digest of the weights to ``LOG.done``. While ``LOG.hold`` is
+there no process makes a second step.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def main(root: str, steps: int, log: str, pace: float) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(11)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    hold = Path(f"{log}.hold")
     told = {name: value for name, value in os.environ.items() if name.startswith("DURABLE_")}
     with Path(f"{log}.{rank}").open("a", buffering=1) as out:
 
@@ -65,6 +67,8 @@ def main(root: str, steps: int, log: str, pace: float) -> None:
                     time.sleep(pace)
                     tell(event="step", step=session.steps + 1, ids=index.tolist())
                     session.step(loss=loss.item())
+                    while hold.exists():
+                        time.sleep(0.01)
                     if session.steps >= steps:
                         break
             session.finish()

@@ -16,7 +16,7 @@ from torchrun_runs import SCRIPT, Logs, agent, children, cleaned, free_port, unt
 from durable_core.engine import heartbeat, inspect
 from durable_core.engine.launched import RunFiles
 
-WAIT_S, STEPS = 120.0, 40
+WAIT_S, STEPS = 120.0, 10
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +50,9 @@ class Attempts:
 
     def __init__(self, directory: Path) -> None:
         self.root, self.logs = directory / "root", Logs(directory / "run", 2)
-        self.script = (str(SCRIPT), str(self.root), str(STEPS), str(self.logs.prefix), "0.05")
-        self.made = 1
+        self.script = (str(SCRIPT), str(self.root), str(STEPS), str(self.logs.prefix))
+        self.hold = directory / "run.hold"  # each process makes one step, until it is gone
+        self.hold.touch()
 
     def step(self, attempt: int) -> None:
         """Wait until both ranks of ``attempt`` have made a step."""
@@ -62,6 +63,12 @@ class Attempts:
             return numbers == {str(attempt)} and self.logs.stepping() is not None
 
         until(stepping, WAIT_S, f"steps of attempt {attempt}")
+
+    def saved(self) -> bool:
+        """Whether that step is committed: a worker that fails while a save waits for a dead peer's part ends
+        only when that is given up."""
+        step = self.logs.of(0)[-1]["step"]
+        return (inspect.open_run(self.root).state.head_step or 0) >= step
 
     def known(self) -> bool:
         """Whether the agents of both ranks know which run it is."""
@@ -93,6 +100,7 @@ def test_a_killed_worker_costs_one_clean_restart_under_torchrun(tmp_path: Path, 
     )  # fmt: skip
     run.step(1)
     os.kill(run.worker(0), signal.SIGKILL)
+    run.hold.unlink()
     assert process.wait(WAIT_S) == 0
     run.check(wanted, attempts=2)
     kept = sorted(path.name for path in (tmp_path / "logs").glob("*/attempt_*"))
@@ -117,6 +125,7 @@ def test_a_killed_worker_costs_one_clean_restart_under_accelerate(tmp_path: Path
         )
     run.step(1)
     os.kill(run.worker(1), signal.SIGKILL)
+    run.hold.unlink()
     assert process.wait(WAIT_S) == 0
     run.check(wanted, attempts=2)
 
@@ -139,12 +148,17 @@ def test_a_lost_node_is_replaced_also_when_it_hosts_the_rendezvous(
     agents.append(start(1))
     for attempt, lost in enumerate(losses, 1):
         run.step(attempt)
+        until(run.saved, WAIT_S, "the step is committed")
         until(run.known, WAIT_S, "every agent knows the run, so that any of them can claim")
-        left = children(agents[lost].pid)
+        left, workers = children(agents[lost].pid), [run.worker(rank) for rank in range(2)]
         agents[lost].kill()
         agents[lost].wait()
         until(lambda left=left: not any(map(alive, left)), WAIT_S, "the end of what the agent left")
+        run.hold.unlink()
+        until(lambda gone=workers: not any(map(alive, gone)), WAIT_S, "the survivor misses its peer")
+        run.hold.touch()
         agents[lost] = start(lost)
+    run.hold.unlink()
     assert [process.wait(WAIT_S) for process in agents] == [0, 0]
     run.check(wanted, attempts=1 + len(losses))
 
