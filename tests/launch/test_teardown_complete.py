@@ -72,13 +72,13 @@ def keepers(run_dir: str) -> list[int]:
 def test_the_keeper_does_not_hear_what_the_agent_is_sent(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    keeper = Keeper(run_dir)
+    keeper = Keeper(run_dir, 0.0)
     deaf = child(run_dir)
     until(lambda: b"keeper" in Path(f"/proc/{keeper.pid}/cmdline").read_bytes())
     until(lambda: ignores(keeper.pid, signal.SIGTERM))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(keeper.pid, number)
-    assert not keeper.tend() and deaf.poll() is None
+    assert not keeper.tend(60.0) and deaf.poll() is None
     assert keeper.close(60)
     assert deaf.wait(60) == -signal.SIGKILL
     assert not run_dir.exists()
@@ -165,3 +165,25 @@ def test_a_dead_orphan_is_taken_leave_of_and_a_worker_is_not() -> None:
     os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     sweeping.reap_adopted({worker.pid})
     assert worker.poll() == 7
+
+
+def test_a_keeper_gets_what_its_interpreter_needs_and_is_not_tried_at_every_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ -n "$LIBRARY_OF_PYTHON" ] && exec {sys.executable} "$@"\nexit 127\n')
+    python.chmod(0o755)
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("DURABLE_RUN_DIR", str(run_dir))
+    keeper = Keeper(run_dir, 0.0)
+    until(lambda: gone(keeper.pid))
+    assert keeper.tend(1.0), "it may have been killed"
+    until(lambda: gone(keeper.pid))
+    assert not keeper.tend(2.0), "it cannot live"
+    monkeypatch.setenv("LIBRARY_OF_PYTHON", "/opt/python/lib")
+    assert keeper.tend(3.5)
+    until(lambda: b"-S" in Path(f"/proc/{keeper.pid}/cmdline").read_bytes().split(b"\0")[1:2])
+    assert b"DURABLE_" not in Path(f"/proc/{keeper.pid}/environ").read_bytes()
+    assert keeper.close(30.0) and not run_dir.exists()

@@ -35,7 +35,8 @@ class House:
     ) -> None:  # fmt: skip
         self.files, self.clock, self.signals, self.say = files, clock, signals, say
         sweeping.become_subreaper()
-        self._keeper = Keeper(files.root)
+        self._keeper = Keeper(files.root, clock.monotonic())
+        self._keeper_missed = False
         self._controller = Helper(controller, clock, say)
         self._reporter = Reporter(files, clock)
         self._reporter.start()
@@ -75,7 +76,8 @@ class House:
 
     def tend(self) -> None:
         """At every look: keeper and controller live, and dead orphans are taken leave of."""
-        if self._keeper.tend():
+        if self._keeper.tend(self.clock.monotonic()) and not self._keeper_missed:
+            self._keeper_missed = True
             self.say("the keeper was gone; another one watches now")
         self._controller.tend()
         sweeping.reap_adopted(self._known())

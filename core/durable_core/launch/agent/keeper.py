@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,17 +21,22 @@ from durable_core.launch.agent import sweeping
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _PACKAGES = Path(__file__).parents[3]
-#: ``-S -E``: no site, no environment; the packages come last, so that nothing there hides a standard module.
+#: ``-S -E``: no site, no variables of Python; the packages come last, so that nothing there hides a standard
+#: module.
 _START = (
     "import sys; sys.path.append(sys.argv[3]); from durable_core.launch.agent import keeper; keeper.main()"
 )
 
 
 class Keeper:
-    """Seen from the agent. ``close`` lets go of the pipe: the run directory is swept and removed."""
+    """Seen from the agent. ``close`` lets go of the pipe: the run directory is swept and removed. Times are
+    monotonic."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
+    #: Seconds between two starts: one that cannot live is not tried at every look.
+    AGAIN_S = 2.0
+
+    def __init__(self, run_dir: Path, now: float) -> None:
+        self._run_dir, self._started = run_dir, now - self.AGAIN_S  # the next one at once
         self._reading, self._writing = os.pipe()  # neither is inherited but by the keeper, by name
         self._process = self._start()
 
@@ -39,10 +44,11 @@ class Keeper:
     def pid(self) -> int:
         return self._process.pid
 
-    def tend(self) -> bool:
-        """Start another one when it has been killed; whether that was so."""
-        if self._process.poll() is None:
+    def tend(self, now: float) -> bool:
+        """Start another one when it is gone; whether that was so."""
+        if self._process.poll() is None or now - self._started < self.AGAIN_S:
             return False
+        self._started = now
         self._process = self._start()
         return True
 
@@ -58,9 +64,14 @@ class Keeper:
         arguments = [str(self._reading), str(self._run_dir), str(_PACKAGES)]
         return subprocess.Popen(
             [sys.executable, "-S", "-E", "-c", _START, *arguments],
-            pass_fds=(self._reading,), env={}, start_new_session=True,
+            pass_fds=(self._reading,), env=_unmarked(os.environ), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
+
+
+def _unmarked(environ: Mapping[str, str]) -> dict[str, str]:
+    """What an interpreter may need to start (the path of its library), and nothing that it looks for."""
+    return {name: value for name, value in environ.items() if not name.startswith("DURABLE_")}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
