@@ -170,6 +170,16 @@ def test_a_planned_stop_is_clean_or_says_what_was_not(files: RunFiles) -> None:
     assert ledger.recorded == []
 
 
+def test_what_has_not_trained_yet_has_nothing_to_drain(files: RunFiles) -> None:
+    judge, _, _ = judged(files, Ledger())
+    stopped = Ended(Cause.STOP, 3, {}, {0: -15, 1: -15}, pids={0: 10, 1: 11})
+    Writer(files.beat(1), 11).beat(1.0, Phase.RESTORE, generation=3, step=-1)
+    assert judge(stopped).exit_code == 75, "one imports, one restores"
+    Writer(files.beat(1), 11).beat(1.0, Phase.STEP, generation=3, step=4)
+    assert judge(stopped).exit_code == 1
+    assert judge(replace(stopped, after={0: -9, 1: 75})).exit_code == 1
+
+
 def test_success_is_success_whatever_a_worker_did_afterwards(files: RunFiles) -> None:
     over = Terminal("succeeded", 7, 1, {"c": 1, "target": None})
     ledger = Ledger(RunState(run_id="r", generation=3, launch_id="ours", terminal=over))

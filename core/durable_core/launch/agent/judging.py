@@ -8,6 +8,7 @@ the next one.
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -59,7 +60,7 @@ class Judge:
             return self._finished(books)
         stays = over is None or over.outcome == "succeeded"
         if ended.cause in (Cause.STOP, Cause.TOLD) and stays:
-            return _stopped(ended, state)
+            return _stopped(self._spared(ended), state)
         if ended.cause is Cause.REGROUP and stays:
             return _regrouped(ended, state)
         if ended.cause is Cause.CLOSED and over is None:
@@ -135,6 +136,27 @@ class Judge:
             self.say(f"the last words of rank {rank} are not understood: {error}")
             return None
         return said if said is None or pid in (None, said.leader) else None
+
+    def _spared(self, ended: Ended) -> Ended:
+        """Whoever still imports, builds or restores has nothing to drain: its signal ends it, and nothing is
+        lost."""
+
+        def spared(statuses: Mapping[int, int]) -> dict[int, int]:
+            return {
+                rank: DRAINED if status == -signal.SIGTERM and not self._trains(rank, ended) else status
+                for rank, status in statuses.items()
+            }
+
+        return replace(ended, exits=spared(ended.exits), after=spared(ended.after))
+
+    def _trains(self, rank: int, ended: Ended) -> bool:
+        try:
+            beat = beats.read(self.files.beat(rank))
+        except FormatError:
+            return True  # not known
+        if beat is None or beat.pid != ended.pids.get(rank, beat.pid):
+            return False
+        return beat.phase not in (beats.Phase.INIT, beats.Phase.RESTORE)
 
     def _quiet(self, rank: int, at: float) -> float | None:
         """Seconds from its last sign of life until its end was seen, if it has given any."""
