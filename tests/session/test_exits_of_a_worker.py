@@ -67,4 +67,4 @@ def test_an_error_exits_1_and_says_where(runner: str, tmp_path: Path) -> None:
     status, words = live(runner, tmp_path, "error")
     assert status == 1
     frames = ("session/exit_writer.py:<module>", "session/exit_writer.py:main")
-    assert words == Words("RuntimeError", "mine", frames=frames, step=3)
+    assert words == Words("RuntimeError", "mine", frames=frames, step=3, leader=os.getsid(0))
