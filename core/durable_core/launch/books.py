@@ -251,8 +251,8 @@ class Books:
                 return
             if late or len(seen) > (2 if namesake else 1):
                 raise RunBusy(
-                    f"{self.root} is being trained: {why}",
-                    hint="stop it first, or take the run over with DURABLE_TAKEOVER=1",
+                    f"{self.root} is being trained: {why} ({owner.launch_id})",
+                    hint="wait, or start with --takeover",
                 )
             self._clock.sleep(_POLL_S)
 

@@ -64,6 +64,8 @@ _BRANCH: Mapping[str, F] = {
 #: Of these the key of the object says whose fault it is: a checkpoint's, or the data's.
 _OF_AN_OBJECT = frozenset({"CorruptError", "NotFoundError"})
 _OURS = (layout.CHECKPOINTS, layout.LEDGER, layout.SNAPSHOTS, layout.JOURNAL)
+#: What nobody looks for in the program: only the message and its way out are told.
+_FOR_THE_OPERATOR = frozenset({F.F14, F.F16})
 _HOPELESS = frozenset({"NoUsableCheckpoint", "RestoreError", "JournalBrokenError"})
 
 _MEMORY = frozenset({"MemoryError", "OutOfMemoryError"})
@@ -110,6 +112,8 @@ def _of_words(exit: Exit, words: Words, step: int | None) -> Cause:
     where = f" in {words.frames[-1]}" if words.frames else ""
     hopeless = words.message if name in _HOPELESS else ""
     reason = f"rank {exit.rank}: {name}{where}: {_short(words.message)} ({why})"
+    if words.branch and failure in _FOR_THE_OPERATOR:
+        reason = f"rank {exit.rank}: {_short(words.message, 400)}"  # its end is the way out
     return Cause(failure, origin, sign, reason, at, words.object, hopeless)
 
 
@@ -194,6 +198,6 @@ def _exited(status: int, began: bool) -> tuple[F, Origin, str]:
     return F.F1, Origin.UNKNOWN, "its own output says why"
 
 
-def _short(message: str) -> str:
+def _short(message: str, most: int = 160) -> str:
     line = message.strip().split("\n", 1)[0]
-    return line if len(line) <= 160 else line[:157] + "..."
+    return line if len(line) <= most else line[: most - 3] + "..."

@@ -232,7 +232,7 @@ def _repeated(case: _Case) -> Decision | None:
         return None
     # a loop that stands still may do what nobody told us of (a validation, a download): no proof of a fault
     terminal = False if verdict.failure is F.F5 else None
-    return _stop(case, F.F7, f"deterministic: {why}: {verdict.reason}", terminal=terminal)
+    return _stop(case, F.F7, f"{why}: {verdict.reason}", terminal=terminal)
 
 
 def _domain(case: _Case) -> Decision | None:

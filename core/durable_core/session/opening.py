@@ -277,8 +277,8 @@ class Coordinator:
         alive, why = previous.alive(self.clock.now())
         if alive:
             raise RunBusy(
-                f"{self.performer.tier.location} is being trained: {why}",
-                hint="stop it first, or take the run over with takeover=True or DURABLE_TAKEOVER=1",
+                f"{self.performer.tier.location} is being trained: {why} ({previous.launch_id})",
+                hint="wait, or start with --takeover (alone: takeover=True, DURABLE_TAKEOVER=1)",
             )
 
     def _completed(self, warnings: tuple[str, ...]) -> Opening:
