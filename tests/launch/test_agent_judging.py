@@ -180,6 +180,14 @@ def test_what_has_not_trained_yet_has_nothing_to_drain(files: RunFiles) -> None:
     assert judge(replace(stopped, after={0: -9, 1: 75})).exit_code == 1
 
 
+def test_a_process_that_cannot_be_had_now_is_waited_for(files: RunFiles) -> None:
+    ledger = Ledger()
+    judge, _, _ = judged(files, ledger)
+    for _ in range(4):
+        assert judge(Ended(Cause.UNSTARTED, 3)).reason == "F18"
+    assert ledger.ends == []
+
+
 def test_success_is_success_whatever_a_worker_did_afterwards(files: RunFiles) -> None:
     over = Terminal("succeeded", 7, 1, {"c": 1, "target": None})
     ledger = Ledger(RunState(run_id="r", generation=3, launch_id="ours", terminal=over))

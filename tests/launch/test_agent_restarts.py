@@ -162,3 +162,12 @@ def facts(line: dict[str, dict[str, str]]) -> str:
         return (Path(line["told"]["DURABLE_RUN_DIR"]) / "facts.json").read_text()
     except FileNotFoundError:
         return ""
+
+
+def test_a_command_that_is_not_there_is_a_mistake_and_ends_the_launch(tmp_path: Path, root: Path) -> None:
+    flags = ("--root", str(root), "--no-preflight", "--no-python")
+    with launched(tmp_path, flags=flags, script=tmp_path / "notthere") as launcher:
+        assert launcher.ended() == 2, launcher.said()
+    assert "Traceback" not in launcher.said() and "notthere" in launcher.said()
+    state = open_run(root).state
+    assert state.terminal is None and [line.payload["class"] for line in state.failures] == ["F16"]

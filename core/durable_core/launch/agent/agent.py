@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -35,6 +36,8 @@ from durable_core.launch.rendezvous import Restart, RunRendezvous
 
 #: Seconds between two questions to the rendezvous store: whether nodes wait, whether one of them stops.
 _ASK_S = 0.25
+#: As shells say it: what was to be run is not there, or is no program.
+_STATUS = {errno.ENOENT: 127, errno.ENOTDIR: 127, errno.EACCES: 126, errno.ENOEXEC: 126}
 #: Seconds in which several signals are one stop.
 _ONE_STOP_S = 5.0
 #: Seconds between two looks into the journal for the end of a run, and for that to be there.
@@ -103,12 +106,19 @@ class Agent(LocalElasticAgent):
             self._house.say(f"rendezvous: {error}")
             return Ended(Cause.REGROUP)
         try:
-            self._begin()
-            ended = self._watch()
+            ended = self._begin() or self._watch()
         except BaseException:
             self._stop(self._kill_grace_s)
             raise
         return self._finish(ended)
+
+    def _unstarted(self, error: OSError) -> Ended:
+        """What cannot be run is a mistake, and told as a shell does; what lacks for now (memory, processes)
+        is waited for."""
+        self._house.say(f"a worker could not be started: {error}")
+        status = _STATUS.get(error.errno or 0)
+        first = self._worker_group.workers[len(self._workers.processes)].global_rank
+        return Ended(Cause.UNSTARTED, self._generation, {} if status is None else {first: status})
 
     def _meet(self) -> None:
         self._house.tell(GroupPhase.RENDEZVOUS, members=(), generation=None)
@@ -116,19 +126,26 @@ class Agent(LocalElasticAgent):
         handler = self._handler
         self._house.tell(launch_id=handler.launch, attempt=handler.attempt)
 
-    def _begin(self) -> None:
+    def _begin(self) -> Ended | None:
+        """Start the workers; how the attempt ended, if they could not be."""
         self._pcontext, self._provoked, self._killed = None, "", memory.kills()
         self._done_at = None
         self._house.control(self._worker_group.group_rank == 0)
         self._hold()
         self._house.fresh_attempt(self._pids)
         self._house.tell(GroupPhase.STARTING, generation=self._generation, expected=self._world_size)
-        with hooks.starting_through(self._context):
-            ids = self._start_workers(self._worker_group)
+        try:
+            with hooks.starting_through(self._context):
+                ids = self._start_workers(self._worker_group)
+        except OSError as error:
+            if self._pcontext is None or len(self._workers.processes) == len(self._worker_group.workers):
+                raise  # it is of something else
+            return self._unstarted(error)
         for local, worker in enumerate(self._worker_group.workers):
             worker.id = ids[local]
         self._worker_group.state = WorkerState.HEALTHY
         self._house.tell(GroupPhase.UP, members=self._members())
+        return None
 
     def _context(self, **given: Any) -> PContext:
         """In place of torch's ``start_processes``. Kept before it starts anything, so that a start that fails

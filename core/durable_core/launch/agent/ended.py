@@ -21,6 +21,7 @@ class Cause(enum.Enum):
     TOLD = "another node stops"
     REGROUP = "nodes wait to join"
     UNMET = "the nodes did not meet"
+    UNSTARTED = "a worker could not be started"
     CLOSED = "another node has ended the launch"
 
 

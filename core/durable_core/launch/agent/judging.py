@@ -19,7 +19,7 @@ from durable_core.commit.state import Failure, RunState
 from durable_core.engine import beats, words
 from durable_core.engine.launched import RunFiles
 from durable_core.engine.words import Request
-from durable_core.errors import DurableError, FencedError, FormatError, RecordRefused, TierError
+from durable_core.errors import DurableError, FencedError, FormatError, LostSlot, RecordRefused, TierError
 from durable_core.format.record import Kind
 from durable_core.launch import past, quarantine, retry
 from durable_core.launch.agent.ended import Cause, Ended, Verdict
@@ -194,7 +194,7 @@ class Judge:
                 del self._unrecorded[0]
                 for payload in quarantine.unrecorded(state):
                     books.maintain(Kind.QUARANTINE, payload)
-        except (TierError, RecordRefused) as error:
+        except (TierError, RecordRefused, LostSlot) as error:
             self.say(f"the failure is not recorded yet: {error}")
         except FencedError as error:
             self.say(f"the failure is not recorded, the run is not this launch's any more: {error}")
@@ -211,7 +211,7 @@ class Judge:
                 if token is not None:
                     books.end(token, decision.reason)
                     self._sum_up(books)
-            except (TierError, FencedError) as error:
+            except (TierError, FencedError, LostSlot) as error:
                 self.say(f"that the run has failed is not recorded: {error}")
         return Verdict(
             decision.exit_code, f"{known}, {decision.failure.called}: {decision.reason}", reason=known
@@ -254,6 +254,8 @@ def _is_planned(request: Request) -> bool:
 def _waited(ended: Ended) -> str:
     if ended.request is not None and ended.request.failure == F.F18.value:
         return "complete group"
+    if ended.cause is Cause.UNSTARTED and not ended.exits:
+        return "process for a worker"
     return "rendezvous" if ended.cause is Cause.UNMET else ""
 
 

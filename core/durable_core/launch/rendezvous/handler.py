@@ -36,7 +36,7 @@ from durable_core.commit.claim import Chooser, choose_restore_point
 from durable_core.engine import words
 from durable_core.engine.launched import RunFiles, leave
 from durable_core.engine.roots import named
-from durable_core.errors import NodeQuarantined, NodesMissing, TierError
+from durable_core.errors import LostSlot, NodeQuarantined, NodesMissing, TierError
 from durable_core.launch import quarantine
 from durable_core.launch.books import Books, Claimed
 from durable_core.launch.rendezvous.joining import BACKOFF_S, OURS, Joining
@@ -252,7 +252,7 @@ class RunRendezvous(RendezvousHandler):
         they will meet the same trouble, and say so."""
         try:
             return books.claim(members, takeover=self._takeover, choose=self.restart.choose, kin=self._met)
-        except TierError as error:
+        except (TierError, LostSlot) as error:
             log.warning("no generation was claimed, the workers do it: %s", error)
             return None
 
