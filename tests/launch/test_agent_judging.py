@@ -81,7 +81,8 @@ def judged(
     said: list[str] = []
     done: list[object] = []
     books: Callable[[], object] = lambda: ledger  # noqa: E731
-    judge = Judge(files, SystemClock(), policy or Policy(), books, done.append, said.append, **more)  # type: ignore[arg-type]
+    held: Callable[[RunState], Policy] = lambda run: policy or Policy()  # noqa: E731
+    judge = Judge(files, SystemClock(), held, books, done.append, said.append, **more)  # type: ignore[arg-type]
     return judge, said, done
 
 

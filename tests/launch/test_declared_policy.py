@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from durable_core.clock import SystemClock
+from durable_core.commit.state import Life, RunState
+from durable_core.commit.vector import Vector
 from durable_core.launch.agent.flags import parse
 from durable_core.launch.agent.terms import Terms
 from durable_core.launch.classes import TABLE, F, Retry
@@ -44,7 +47,7 @@ def test_a_flag_binds_its_launch_and_the_run_file_the_run(
 ) -> None:
     flags = parse([*(() if asked is None else ("--max-restarts", str(asked))), "train.py"], lambda: "id")
     spec = RunSpec(failure=FailurePolicy(max_restarts=declared))
-    found = Terms(flags, runfile.Declared(spec, {})).policy
+    found = Terms(flags, runfile.Declared(spec, {})).policy(RunState())
     assert (found.restarts, found.launch_restarts) == (of_run, of_launch)
 
 
@@ -74,6 +77,19 @@ def test_workers_are_told_the_timeout_that_the_run_file_declares(tmp_path: Path)
     terms = Terms.of(parse(["--spec", str(tmp_path / "run.yaml"), "train.py"], lambda: "id"), tmp_path)
     assert collective_timeout(terms.told) == timedelta(seconds=90)
     assert runfile.load(terms.told["DURABLE_SPEC"]).owner == "pretraining"
-    assert terms.policy.restarts == 8 and terms.policy.budgets[F.F5] == 3
+    told = terms.policy(RunState())
+    assert told.restarts == 8 and told.budgets[F.F5] == 3
     silent = Terms.of(parse(["train.py"], lambda: "id"), tmp_path)
     assert "DURABLE_COLLECTIVE_TIMEOUT_S" not in silent.told and "DURABLE_SPEC" not in silent.told
+
+
+def test_a_run_that_is_started_again_without_its_run_file_keeps_its_budgets(tmp_path: Path) -> None:
+    spec = RunSpec(failure=FailurePolicy(max_restarts=1), budgets=Budgets(wall_seconds=60))
+    lives = Vector[Life]().append(Life(1, 0.0))
+    run = RunState(run_id="r", generation=1, spec=spec.to_json(), lives=lives)
+    terms = Terms.of(parse(["train.py"], lambda: "id"), tmp_path)
+    assert terms.policy(run).restarts == 1 and terms.policy(run).limits == {"wall_s": 60.0}
+    assert terms.spent(SystemClock())(run)["wall_s"] > 60
+    assert terms.policy(RunState()).restarts == Policy().restarts, "before it is known"
+    other = RunState(run_id="r", spec={"v": 10**6})
+    assert terms.policy(other).restarts == Policy().restarts, "another version's"

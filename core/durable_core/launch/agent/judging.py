@@ -33,15 +33,15 @@ from durable_core.launch.controller.incident import redacted
 @dataclass
 class Judge:
     """``books()``: ``None`` while no run has been opened. ``complete(books)``: what is left to do once the
-    run has ended. ``say``: one line for the operator. ``spent(run)``: what the policy's limits are held
-    against.
+    run has ended. ``say``: one line for the operator. ``policy(run)``: how often and how quickly it is
+    started again; ``spent(run)``: what the limits of that are held against.
     ``secrets``: what must not be written down. ``node``: this agent's name among those of the launch.
     ``spare()``: whether the group can do without one of its nodes.
     """
 
     files: RunFiles
     clock: Clock
-    policy: retry.Policy
+    policy: Callable[[RunState], retry.Policy]
     books: Callable[[], Books | None]
     complete: Callable[[Books], None]
     say: Callable[[str], None]
@@ -181,8 +181,9 @@ class Judge:
         chance = int(self.clock.new_id()[:8], 16) / 2**32
         spent = self.spent(state)
         now = self.clock.now()
+        policy, spare = self.policy(state), self.spare()
         return retry.decide(
-            state, finding, self.policy, jitter=chance, now=now, spent=spent, by=self.node, spare=self.spare()
+            state, finding, policy, jitter=chance, now=now, spent=spent, by=self.node, spare=spare
         )
 
     def _record(self, books: Books) -> None:
@@ -219,7 +220,8 @@ class Judge:
 
     def _nth(self, state: RunState) -> str:
         """Which of the restarts that are allowed without progress the next one is. ``state``: before it."""
-        limits = (self.policy.restarts, self.policy.launch_restarts)
+        policy = self.policy(state)
+        limits = (policy.restarts, policy.launch_restarts)
         used = sum(one.charged for one in past.streak(state))
         return f"{used + 1} of {min(limit for limit in limits if limit is not None)}"
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from durable_core.clock import Clock
 from durable_core.commit.state import RunState
 from durable_core.engine.roots import open_root
+from durable_core.errors import DurableError
 from durable_core.launch import declared
 from durable_core.launch.agent.flags import Flags
 from durable_core.launch.ending import device_seconds
@@ -16,6 +18,7 @@ from durable_core.launch.past import past
 from durable_core.launch.preflight import Node, Target, run
 from durable_core.launch.retry import Policy
 from durable_core.spec import Budgets, RunSpec, runfile
+from durable_core.spec.codec import decode
 
 #: Seconds before a start is tried again that failed for something which may pass by itself.
 PREFLIGHT_WAITS_S = (1.0, 5.0, 15.0)
@@ -42,15 +45,22 @@ class Terms:
     def spec(self) -> RunSpec:
         return RunSpec() if self.file is None else self.file.spec
 
-    @property
-    def policy(self) -> Policy:
+    def declared(self, state: RunState) -> RunSpec:
+        """What binds a launch of the run: its run file, or, where it is started again without, what the run
+        was begun with. Of another version of the library nothing is understood here."""
+        if self.file is None and state.exists:
+            with suppress(DurableError):
+                return decode(state.spec)
+        return self.spec
+
+    def policy(self, state: RunState) -> Policy:
         """The run file's budgets bind every launch, and end the run; ``--max-restarts`` binds this launch,
         and takes the place of a budget that nobody declared."""
-        policy = Policy() if self.file is None else declared.policy(self.file.spec)
-        asked = self.flags.max_restarts
+        spec = self.declared(state)
+        policy, asked = declared.policy(spec), self.flags.max_restarts
         if asked is None:
             return policy
-        open_ended = self.spec.failure.max_restarts is None
+        open_ended = spec.failure.max_restarts is None
         return replace(
             policy,
             launch_restarts=asked,
@@ -59,8 +69,7 @@ class Terms:
 
     def spent(self, clock: Clock) -> Callable[[RunState], Mapping[str, float]]:
         """What counts against the budgets of the run file."""
-        budgets = self.spec.budgets
-        return lambda state: _spent(budgets, state, clock.now())
+        return lambda state: _spent(self.declared(state).budgets, state, clock.now())
 
     @property
     def told(self) -> dict[str, str]:
