@@ -150,6 +150,18 @@ def test_cancelling_twice_is_cancelling_once(root: Path) -> None:
     assert len(ends) == 1
 
 
+def test_a_run_that_was_cancelled_is_not_started_again(tmp_path: Path, root: Path) -> None:
+    assert run(["cancel", str(root), "--as", "operator"]) == 0
+    with launched(tmp_path, flags=("--root", str(root))) as launcher:
+        assert launcher.ended() == 78
+        assert launcher.said() == "durable: the run was cancelled; start another under another root\n"
+
+
+def test_the_help_of_the_command_that_was_misused_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cancel", "--as"]) == 2
+    assert "durable cancel --help" in capsys.readouterr().err
+
+
 def test_a_run_that_has_succeeded_is_not_cancelled(root: Path) -> None:
     succeed(root)
     assert run(["cancel", str(root), "--as", "operator", "--reason", "late"]) == 4

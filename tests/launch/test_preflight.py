@@ -502,3 +502,5 @@ def test_a_report_says_what_failed_and_whether_waiting_helps() -> None:
         and not Report((fine,)).transient
     )
     assert Report((slow, wrong, fine)).reason == "a: slow; b: wrong"
+    again = Result("d", Outcome.FAILED, "slow", "", 0.1)
+    assert Report((slow, wrong, again)).reason == "a, d: slow; b: wrong", "each finding once"

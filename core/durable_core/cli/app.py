@@ -304,7 +304,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return USAGE
     except click.ClickException as error:
-        complain("UsageError", error.format_message(), "durable --help", USAGE, as_json=as_json)
+        of = next((name for name in given[:1] if name in app.commands), "")  # the parser does not always say
+        context = getattr(error, "ctx", None)
+        which = f"durable {of}".rstrip() if context is None else context.command_path
+        complain("UsageError", error.format_message(), f"{which} --help", USAGE, as_json=as_json)
         return USAGE
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED

@@ -47,7 +47,7 @@ def _say(line: str) -> None:
 @click.command("cancel", epilog=_OTHERS)
 @click.argument("root", metavar="ROOT")
 @click.option("--as", "principal", required=True, help="Who cancels: one that the run's spec names.")
-@click.option("--reason", required=True, help="For the record.")
+@click.option("--reason", default="", help="For the record.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 def cancel(root: str, principal: str, reason: str, as_json: bool) -> int:
     """End a run for good.

@@ -12,7 +12,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from durable_core.clock import Clock, SystemClock
 from durable_core.engine.roots import open_root
-from durable_core.errors import FencedError, RunBusy, UsageError
+from durable_core.errors import DurableError, FencedError, RunBusy, UsageError
 from durable_core.launch import ending
 from durable_core.launch.agent import flags as flagging
 from durable_core.launch.agent.agent import Agent
@@ -26,7 +26,7 @@ from durable_core.launch.agent.terms import Terms
 from durable_core.launch.books import Books
 from durable_core.launch.bounded import Bounded
 from durable_core.launch.chaos import Chaos, Scheduled
-from durable_core.launch.classes import FENCED
+from durable_core.launch.classes import CANCELLED, FENCED
 from durable_core.launch.controller.incident import redacted, secrets_of
 from durable_core.launch.machine import GroupPhase
 from durable_core.launch.pilot import gate
@@ -78,9 +78,7 @@ def _run(
     terms = Terms.of(flags, house.files.root)
     house.tell(GroupPhase.PREFLIGHT)
     if unfit := terms.preflight(house.clock, house.say, house.signals.wait):
-        return Verdict(
-            USAGE, f"preflight: {unfit} (durable preflight tells more; --no-preflight starts all the same)"
-        )
+        return _unfit(flags, house.clock, unfit)
     judge = Judge(
         house.files, house.clock, terms.policy, handler.books, partial(_complete, house.clock), house.say,
         terms.spent(house.clock), secrets, handler.node, lambda: handler.spare,
@@ -99,6 +97,22 @@ def _run(
     except FencedError as error:
         return Verdict(FENCED, error.message)
     return agent.verdict
+
+
+def _unfit(flags: Flags, clock: Clock, why: str) -> Verdict:
+    """An end cannot be started over, with checks or without."""
+    try:
+        state = Books(flags.root, clock, "").state()
+    except DurableError:  # that it cannot be read is among the reasons
+        state = None
+    over = None if state is None else state.terminal
+    if over is not None and over.outcome == "cancelled":
+        return Verdict(CANCELLED, "the run was cancelled; start another under another root")
+    if over is not None and over.outcome == "failed":
+        return Verdict(USAGE, "the run has failed for good; start another under another root")
+    return Verdict(
+        USAGE, f"preflight: {why} (durable preflight tells more; --no-preflight starts all the same)"
+    )
 
 
 def _parameters(flags: Flags) -> RendezvousParameters:

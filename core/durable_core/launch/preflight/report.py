@@ -71,8 +71,11 @@ class Report:
 
     @property
     def reason(self) -> str:
-        """What failed, in one line; ``""`` when nothing did."""
-        return "; ".join(f"{result.check}: {result.evidence}" for result in self.failed)
+        """What failed, in one line, each finding once; ``""`` when nothing did."""
+        checks: dict[str, list[str]] = {}
+        for result in self.failed:
+            checks.setdefault(result.evidence, []).append(result.check)
+        return "; ".join(f"{', '.join(names)}: {evidence}" for evidence, names in checks.items())
 
     def to_json(self) -> dict[str, Any]:
         results = [{**asdict(result), "outcome": result.outcome.value} for result in self.results]
