@@ -37,6 +37,9 @@ from durable_core.types import Promise
 
 T = TypeVar("T")
 
+#: Seconds that a save under way may take, when an error ends one member of a group.
+PEERS_S = 5.0
+
 
 class Drained(SystemExit):
     """SIGTERM was honoured: everything up to the last boundary is durable, nothing is lost."""
@@ -342,8 +345,8 @@ class DurableSession:
             self.run.flush()
         return self.run.status().newest_step == self._step
 
-    def close(self) -> None:
-        """Flush and stop, the loader's workers too; harmless when repeated.
+    def close(self, timeout: float | None = 600.0) -> None:
+        """Flush and stop, the loader's workers too, within ``timeout`` seconds; harmless when repeated.
 
         Saves nothing: leaving the ``with`` block does.
         """
@@ -354,7 +357,7 @@ class DurableSession:
             self._loader.before_next.remove(self._before_batch)
         if self._loader is not None:
             self._loader.close()
-        self.run.close()
+        self.run.close(timeout)
 
     def __enter__(self) -> DurableSession:
         return self
@@ -368,7 +371,8 @@ class DurableSession:
         finally:
             if error is None and self._term.asked:
                 self._term.stay_deaf()
-            self.close()
+            # in a group the others may be dead, and what waits for them must not hold up this exit
+            self.close(600.0 if error is None or len(self.run.world.roles) == 1 else PEERS_S)
         if error is None and self._term.asked:  # it came after the last boundary
             raise Drained()
 
