@@ -149,10 +149,10 @@ def test_a_suspicion_is_lifted(world):
 
 
 def test_nothing_is_ended_before_its_stacks_were_asked_for(world):
-    """Far beyond the hard limit at the first look, as after a pause of the controller."""
+    """Far beyond the hard limit at the first look, as after a pause of the store."""
     controller = world.controller()
     world.running(controller)
-    stall(world, controller, 60.0)
+    stall(world, controller, 29.0)
     controller.step()
     assert world.states()[-1] == "suspect"
     world.clock.wall += 1.0
@@ -495,3 +495,13 @@ def test_a_group_may_take_as_long_to_join_as_one_member_may_to_build_or_restore(
     assert join_s() == Limits().restore.hard_s
     assert join_s("--init-limit", "7200") == 7200.0
     assert join_s("--init-limit", "5", "--restore-limit", "6", "--join", "9") == 9.0
+
+
+def test_whoever_was_stopped_with_the_whole_group_takes_nothing_for_a_hang_at_its_first_look(world):
+    controller = world.controller()
+    world.running(controller)
+    stall(world, controller, 3600.0)  # SIGSTOP to all, or a machine that slept
+    assert world.states()[-1] == "running" and not world.requests()
+    for _ in range(3):
+        stall(world, controller)
+    assert world.states()[-1] == "fencing", "it stands still indeed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from durable_core.engine.beats import Beat
 from durable_core.engine.words import Member
@@ -16,13 +16,16 @@ from durable_core.launch.liveness import Violation as Late
 from durable_core.launch.machine import GroupPhase
 from durable_core.launch.stragglers import Straggler, Watch
 
+#: Seconds without a look that only a process which was stopped lets pass.
+_FROZEN_S = 30.0
 _AT_WORK = frozenset({GroupPhase.STARTING, GroupPhase.UP, GroupPhase.DRAINING})
 
 
 @dataclass(frozen=True)
 class Watched:
     """Immutable: ``seen`` returns the next one. ``group``: generation and attempt that it is about;
-    ``begun``: when that was first seen (monotonic)."""
+    ``begun``: when that was first seen (monotonic); ``looked``: the last look; ``resumed``: when this process
+    went on after it had stood still itself, and then most likely the group with it."""
 
     limits: Limits = field(default_factory=Limits)
     group: tuple[int, int] = (-1, -1)
@@ -30,6 +33,8 @@ class Watched:
     pace: Pace = field(default_factory=Pace)
     slow: Watch = field(default_factory=Watch)
     found: tuple[Violation, ...] = ()
+    looked: float | None = None
+    resumed: float = 0.0
 
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
@@ -37,6 +42,11 @@ class Watched:
 
     def seen(self, seen: Observation, glimpse: Glimpse, now: float) -> Watched:
         """With one look more; ``now``: monotonic."""
+        froze = self.looked is not None and now - self.looked > _FROZEN_S
+        resumed = now if froze else self.resumed
+        return replace(self._seen(seen, glimpse, now, resumed), looked=now, resumed=resumed)
+
+    def _seen(self, seen: Observation, glimpse: Glimpse, now: float, resumed: float) -> Watched:
         members = {member.rank: member for member in seen.members if member.exit is None}
         group = (seen.run.generation, max((facts.attempt for facts in seen.groups), default=-1))
         fresh = self if group == self.group else Watched(self.limits, group, now)
@@ -45,7 +55,7 @@ class Watched:
         beats = {rank: _own(member, seen.beats) for rank, member in members.items()}
         pace = fresh.pace.seen(beats)
         # one without a beat is as old as its group; one that beat is as old as its beat, whoever looks
-        since = fresh.begun if None in beats.values() else 0.0
+        since = max(fresh.begun if None in beats.values() else 0.0, resumed)
         standing = judge(beats, now, self.limits, since=since, pace=pace)
         found = tuple(_violation(late, beats, glimpse.stacks, members, now) for late in standing.violated)
         return Watched(self.limits, group, fresh.begun, pace, fresh.slow.seen(beats), found)
