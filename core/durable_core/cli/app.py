@@ -305,8 +305,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     except click.ClickException as error:
         of = next((name for name in given[:1] if name in app.commands), "")  # the parser does not always say
-        context = getattr(error, "ctx", None)
-        which = f"durable {of}".rstrip() if context is None else context.command_path
+        where = getattr(error, "ctx", None)
+        which = f"durable {of}".rstrip() if where is None else where.command_path
         complain("UsageError", error.format_message(), f"{which} --help", USAGE, as_json=as_json)
         return USAGE
     except (KeyboardInterrupt, click.Abort):
