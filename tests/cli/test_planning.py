@@ -65,3 +65,9 @@ def test_planning_needs_no_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_size_may_have_a_unit_and_every_row_a_name(durable: Durable) -> None:
+    plan = ("plan", "--bandwidth", "1e9", "--state-bytes")
+    assert durable(*plan, "8GiB", "--json").document == durable(*plan, 8 * 2**30, "--json").document
+    assert "as given" in durable(*plan, "8GiB").out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from durable_core.cli.options import size
 from durable_core.cli.output import EXIT_CODES, show
 from durable_core.errors import UsageError
 
@@ -13,7 +14,7 @@ _count = click.IntRange(min=1)
 
 
 @click.command("plan", epilog=_EPILOG)
-@click.option("--state-bytes", type=_count, help="One complete checkpoint.")
+@click.option("--state-bytes", callback=size, help="One complete checkpoint (8GiB).")
 @click.option("--parameters", type=_positive, help="Instead of it: of the model, as 700e9.")
 @click.option(
     "--recipe", default="mixed-adam", show_default=True, help="How they are trained: bytes of each."
@@ -80,10 +81,10 @@ def plan(
         raise UsageError("plan needs --state-bytes or --parameters", hint="one of them")
     if sum(value is not None for value in (mtbf, unit_mtbf_years, annual_rate)) > 1:
         raise UsageError("--mtbf, --unit-mtbf-years and --annual-rate say the same", hint="give one of them")
-    size = planning.size_of(state_bytes, parameters, recipe)
+    state = planning.size_of(state_bytes, parameters, recipe)
     how_often = planning.Rate.of(mtbf, unit_mtbf_years, annual_rate, units, horizon_days)
     answer = planning.plan(
-        size,
+        state,
         how_often,
         planning.Figures(bandwidth, copy_bandwidth * hosts, restart, changed, cost, every),
         planning.Asked(tiers, goals, step_seconds),
