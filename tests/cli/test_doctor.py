@@ -147,3 +147,11 @@ def test_a_run_without_its_data_position_fails_the_first_line(tmp_path: Path) ->
     line = examine(Patient(reader, reader.manifest(reader.newest_usable())))[0]
     assert line.passed is False
     assert "no data position" in line.evidence
+
+
+def test_what_was_never_tried_is_not_shown_and_what_failed_is_a_failure(patient: Patient) -> None:
+    untried = {line.number: line for line in examine(replace(patient, drills={}))}
+    assert (untried[10].passed, untried[10].shown) == (False, False)
+    assert "--record ROOT" in untried[10].hint and "--record ROOT" in untried[6].hint
+    failed = {"controller-kill": {"passed": False, "time": NOW}}
+    assert {line.number: line.shown for line in examine(replace(patient, drills=failed))}[10]

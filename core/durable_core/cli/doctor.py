@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Literal
 
 import click
 
@@ -26,13 +26,15 @@ WEEK_S = 7 * 86400.0
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the checklist. ``passed`` is ``None`` where it does not apply."""
+    """One line of the checklist. ``passed`` is ``None`` where it does not apply; ``shown``: ``False`` where
+    nothing speaks against it, and nothing for it: what would was never tried or declared."""
 
     number: int
     what: str
     passed: bool | None
     evidence: str
     hint: str = ""
+    shown: bool = True
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,10 @@ class Patient:
         return self.reader.state
 
 
-Finding = tuple["bool | None", str, str]
+#: A verdict: nothing speaks against it, and nothing for it.
+_UNSHOWN: Final = "not shown"
+Verdict = bool | Literal["not shown"] | None
+Finding = tuple[Verdict, str, str]
 Check = Callable[[Patient], Finding]
 
 
@@ -90,7 +95,8 @@ def _alerts(patient: Patient) -> Finding:
     )
     tried, told = _drilled(patient, ("full-disk", "read-only"))
     goal = f"RPO {declared}" if declared else "no RPO is declared"
-    return bool(declared) and bool(tried), f"{goal}; {told}", "declare rpo_steps, and run the drills"
+    hint = "declare rpo_steps; durable drill all --record ROOT"
+    return tried if declared or tried is False else _UNSHOWN, f"{goal}; {told}", hint
 
 
 def _detection(patient: Patient) -> Finding:
@@ -98,12 +104,13 @@ def _detection(patient: Patient) -> Finding:
     tried, told = _drilled(patient, ("hang", "straggler"))
     limit = _declared(patient.state, "failure", "collective_timeout_seconds")
     told += f"; collective timeout {limit} s" if limit else "; no collective timeout is declared"
-    return bool(tried) and bool(limit), told, "set failure.collective_timeout_seconds in the spec"
+    hint = "set failure.collective_timeout_seconds; durable drill all --record ROOT"
+    return tried if limit or tried is False else _UNSHOWN, told, hint
 
 
 def _drain(patient: Patient) -> Finding:
     tried, told = _drilled(patient, ("preemption",))
-    return tried, told, "durable drill preemption"
+    return tried, told, "durable drill preemption --record ROOT"
 
 
 def _spares(patient: Patient) -> Finding:
@@ -136,7 +143,7 @@ def _probation(patient: Patient) -> Finding:
 def _regular(patient: Patient) -> Finding:
     """Faults are injected regularly, and what they cost is within the goals."""
     if not patient.drills:
-        return False, "no drill was ever noted here", "durable drill all --record ROOT"
+        return _UNSHOWN, "no drill was ever noted here", "durable drill all --record ROOT"
     age = patient.now - min(float(each["time"]) for each in patient.drills.values())
     failed = [name for name, each in patient.drills.items() if not each["passed"]]
     told = f"{len(patient.drills)} drills, the oldest {age / 86400:.1f} days ago"
@@ -171,12 +178,13 @@ def examine(patient: Patient) -> tuple[Line, ...]:
     lines = []
     for number, (what, check) in enumerate(CHECKS, 1):
         passed, evidence, hint = check(patient)
-        lines.append(Line(number, what, passed, evidence, "" if passed is not False else hint))
+        shown, verdict = passed != _UNSHOWN, None if passed is None else passed is True
+        lines.append(Line(number, what, verdict, evidence, hint if verdict is False else "", shown))
     return tuple(lines)
 
 
-def _drilled(patient: Patient, scenarios: tuple[str, ...]) -> tuple[bool, str]:
-    """Whether all of these drills passed when they were last played."""
+def _drilled(patient: Patient, scenarios: tuple[str, ...]) -> tuple[Verdict, str]:
+    """Whether all of these drills passed when they were last played; not shown: none failed, not all were."""
     told = []
     for name in scenarios:
         found = patient.drills.get(name)
@@ -184,8 +192,9 @@ def _drilled(patient: Patient, scenarios: tuple[str, ...]) -> tuple[bool, str]:
             told.append(f"{name} was never drilled")
         else:
             told.append(f"{name} {'passed' if found['passed'] else 'FAILED'} {_ago(patient, found)}")
-    passed = all((patient.drills.get(name) or {}).get("passed") for name in scenarios)
-    return passed, ", ".join(told)
+    results = [patient.drills[name]["passed"] for name in scenarios if name in patient.drills]
+    whole = len(results) == len(scenarios)
+    return (_UNSHOWN if all(results) and not whole else all(results)), ", ".join(told)
 
 
 def _ago(patient: Patient, found: Mapping[str, Any]) -> str:
@@ -228,7 +237,14 @@ def doctor(root: str, max_age_days: float, as_json: bool) -> int:
 def answer(lines: tuple[Line, ...]) -> Answer:
     verdict = {True: "pass", False: "FAIL", None: "n/a"}
     rows = [
-        (each.number, verdict[each.passed], each.what, each.evidence, each.hint or None) for each in lines
+        (
+            each.number,
+            verdict[each.passed] if each.shown else _UNSHOWN,
+            each.what,
+            each.evidence,
+            each.hint or None,
+        )
+        for each in lines
     ]
     failed = any(each.passed is False for each in lines)
     document = {"passed": not failed, "lines": [vars(each) for each in lines]}
