@@ -32,7 +32,9 @@ def pilot(
     """Run a script at small scale, with and without kills; compare.
 
     One run is undisturbed, in the other workers are killed: weights and samples must be the same.
-    Give the script's own arguments, made small, with {root} where the root belongs. What came of it is
+    Give the script's own arguments, made small, with {root} where the root belongs: long enough for some
+    saves and an evaluation, if it has any, a minute or so, for a kill has to come between saves as well as
+    within them. `durable launch --pilot FILE` then asks for the record of it. What came of it is
     noted in a file, failures included. Ends with 1 when it has not passed.
     """
     from durable_core.testing.pilot import Pilot
