@@ -87,6 +87,15 @@ def test_last_words_of_each_kind_are_classified(error: BaseException, expected: 
     assert (verdict.culprit, verdict.place) == (1, "a")
 
 
+def test_a_store_that_was_never_reached_is_a_mistake_and_one_that_was_is_an_outage() -> None:
+    def at(error: errors.TierError, step: int | None, known: bool) -> F:
+        return classify(Evidence((Exit(1, 1, "a", said(error)),), step=step, known=known)).failure
+
+    denied, away = errors.TierDenied("no permission"), errors.TierUnavailable("no route")
+    assert at(denied, None, True) is at(denied, None, False) is at(away, None, False) is F.F16
+    assert at(denied, 3, True) is at(away, 3, True) is at(away, None, True) is F.F10
+
+
 def test_of_a_refusal_the_operator_is_told_the_way_out_and_no_names_of_the_program() -> None:
     busy = errors.RunBusy("r is being trained", hint="wait, or start with --takeover")
     assert one(said(busy)).reason == "rank 1: r is being trained (wait, or start with --takeover)"

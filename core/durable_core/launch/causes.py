@@ -68,6 +68,9 @@ _OURS = (layout.CHECKPOINTS, layout.LEDGER, layout.SNAPSHOTS, layout.JOURNAL)
 _FOR_THE_OPERATOR = frozenset({F.F14, F.F16})
 _HOPELESS = frozenset({"NoUsableCheckpoint", "RestoreError", "JournalBrokenError"})
 
+#: Of a store that nobody has reached yet these are a wrong address or credential, and not an outage.
+_UNREACHED = frozenset({"TierUnavailable", "TierFull"})
+
 _MEMORY = frozenset({"MemoryError", "OutOfMemoryError"})
 _MEMORY_TEXT = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|alloc_cpu", re.I)
 #: Errors of building the program, and the statuses that interpreters and argument parsers use for them.
@@ -94,20 +97,23 @@ _UNFINISHED = (
 _KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 
 
-def cause_of(exit: Exit, *, step: int | None) -> Cause:
-    """What this worker ended of. ``step``: the last that the group had completed; ``None``: none yet."""
+def cause_of(exit: Exit, *, step: int | None, known: bool = True) -> Cause:
+    """What this worker ended of. ``step``: the last that the group had completed; ``None``: none yet;
+    ``known``: whether the run has ever been read."""
     if exit.words is not None:
-        return _of_words(exit, exit.words, step)
+        return _of_words(exit, exit.words, step, known)
     return _of_status(exit, step)
 
 
 # --- from last words -------------------------------------------------------------------------
 
 
-def _of_words(exit: Exit, words: Words, step: int | None) -> Cause:
+def _of_words(exit: Exit, words: Words, step: int | None, known: bool) -> Cause:
     name = words.kind.rpartition(".")[2]
     at = words.step if words.step is not None else step
     failure, origin, why = _kind(words, name, began=step is not None)
+    if step is None and (name == "TierDenied" or (name in _UNREACHED and not known)):
+        failure, origin = F.F16, Origin.INSIDE
     sign = signature(name, words.message, words.frames, at, words.object)
     where = f" in {words.frames[-1]}" if words.frames else ""
     hopeless = words.message if name in _HOPELESS else ""

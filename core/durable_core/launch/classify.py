@@ -100,7 +100,7 @@ def _placed(best: _Found, found: list[_Found]) -> _Found:
 
 def _ends(evidence: Evidence) -> Iterator[_Found]:
     for exit in evidence.exits:
-        cause = cause_of(exit, step=evidence.step)
+        cause = cause_of(exit, step=evidence.step, known=evidence.known)
         if exit.stopped and cause.failure not in (F.F9, F.F11, F.F12, F.F13):
             continue
         if exit.status == 0 and evidence.finished:

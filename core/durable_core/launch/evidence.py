@@ -79,7 +79,8 @@ class Evidence:
     """All that is known. ``step``: the last step that the group completed in this generation, ``None``
     before its first; ``finished``: the journal has the run's final record; ``cancelled``: by whom;
     ``newer``: the other launch that has taken the run over; ``refused``: why a record of ours was void;
-    ``notice``: of a planned stop; ``waited``: for which admission or rendezvous the time ran out."""
+    ``notice``: of a planned stop; ``waited``: for which admission or rendezvous the time ran out;
+    ``known``: whether the run has ever been read."""
 
     exits: tuple[Exit, ...] = ()
     step: int | None = None
@@ -93,6 +94,7 @@ class Evidence:
     newer: str = ""
     refused: str = ""
     waited: str = ""
+    known: bool = True
 
 
 def signal_name(number: int) -> str:

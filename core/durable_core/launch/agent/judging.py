@@ -126,6 +126,7 @@ class Judge:
             cancelled=str(over.detail.get("principal")) if over and over.outcome == "cancelled" else "",
             newer=state.launch_id if mine and mine in state.superseded else "",
             waited=_waited(ended),
+            known=state.exists,
         )
 
     def _words(self, rank: int, pid: int | None) -> words.Words | None:
