@@ -134,6 +134,8 @@ class Fit:
         self._run = run
         self._notices = Notices(run, self._trainer)
         for warning in run.warnings:
+            if warning.startswith("seed: ") and not guard.seed_is_chosen():
+                continue  # chance is another in every process; the run's own is what counts
             rank_zero_warn(f"DurableCheckpoint: {warning}")
         self._loaded = loaded = None if run.fresh else run.load()
         self._data = Data(

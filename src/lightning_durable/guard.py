@@ -103,6 +103,11 @@ def note_finished(root: str) -> None:
     _finished.add(root)
 
 
+def seed_is_chosen() -> bool:
+    """Whether the script set one. Torch starts from 53 bits of chance; those that people choose are short."""
+    return bool(os.environ.get("PL_GLOBAL_SEED")) or torch.initial_seed() < 1 << 32
+
+
 def seed() -> int:
     """The script's seed: of ``seed_everything`` when it was called, else torch's own."""
     value = os.environ.get("PL_GLOBAL_SEED")

@@ -20,6 +20,8 @@ from lightning_race import BATCHES, Net, Race, check, fit, run
 from lightning_subject import life
 from torch import Tensor
 
+from lightning_durable import guard
+
 # --- hooks -------------------------------------------------------------------------------------
 
 HOOKS = (
@@ -296,3 +298,15 @@ def test_trainer_and_optimizers_are_left_as_they_were(tmp_path: Path) -> None:
         assert not module.trainer.optimizers[0]._optimizer_step_pre_hooks
 
     assert life(tmp_path, inside) == 0, (tmp_path / "output").read_text()[-4000:]
+
+
+def test_a_seed_of_chance_is_told_from_a_chosen_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    before = torch.random.get_rng_state()
+    try:
+        torch.manual_seed(1 << 40)
+        assert not guard.seed_is_chosen()
+        torch.manual_seed(7)
+        assert guard.seed_is_chosen()
+    finally:
+        torch.random.set_rng_state(before)
