@@ -22,6 +22,8 @@ from durable_core.spec.sections import CLASSES, NEVER_RETRIED
 
 def test_what_is_not_declared_is_the_launchers_own() -> None:
     assert policy(RunSpec()).restarts == Policy().restarts and not policy(RunSpec()).limits
+    assert not policy(RunSpec()).declared
+    assert policy(RunSpec(failure=FailurePolicy(max_restarts=3))).declared
 
 
 def test_what_is_declared_decides() -> None:

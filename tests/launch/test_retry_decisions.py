@@ -144,6 +144,12 @@ def test_a_loop_without_progress_ends_at_the_budget_by_its_name() -> None:
     assert decisions[-1].reason.startswith("budget_exceeded:restarts (5 of 5")
 
 
+def test_a_budget_that_nobody_declared_ends_the_launch_and_not_the_run() -> None:
+    story = Story(replace(Story().policy, declared=False))
+    decisions = [story.fail(of(F.F1, sign=str(i))) for i in range(6)]
+    assert decisions[-1].action is Action.STOP and decisions[-1].exit_code == 1
+
+
 def test_progress_beyond_the_failure_forgives_it_and_less_does_not() -> None:
     story = Story()
     story.fail(of(F.F1, step=5))

@@ -22,6 +22,7 @@ def policy(spec: RunSpec) -> Policy:
         backoff_max_s=failure.backoff_max_seconds,
         repeats_elsewhere=failure.repeat_threshold,
         limits=limits(spec.budgets),
+        declared=failure.max_restarts is not None,
     )
 
 

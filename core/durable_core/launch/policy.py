@@ -16,7 +16,8 @@ class Policy:
     """How often and how quickly. ``UsageError`` for values that are none.
 
     ``restarts``: charged failures that may stand unforgiven, over all classes; ``budgets``: the same for
-    single classes, instead of the table's. Spent, they end the run. ``launch_restarts``: what the command
+    single classes, instead of the table's. Spent, they end the run; what nobody ``declared`` ends the launch
+    alone. ``launch_restarts``: what the command
     line of one launch allows of ``restarts``, ``None``: nothing was said; spent, it ends that launch alone,
     whatever else is due. ``backoff_s``: before the second restart without progress,
     doubled for each more up to ``backoff_max_s``; ``jitter``: ``equal`` (between half of it and all),
@@ -38,6 +39,7 @@ class Policy:
     domain_window_s: float = 600.0
     limits: Mapping[str, float] = field(default_factory=dict)
     launch_restarts: int | None = None
+    declared: bool = True
 
     def __post_init__(self) -> None:
         named = {"restarts": self.restarts, "one launch": self.launch_restarts or 0}

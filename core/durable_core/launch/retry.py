@@ -275,7 +275,8 @@ def _over(case: _Case, failure: F) -> Decision | None:
         return _exceeded(case, failure.value, f"{used} of {own} restarts used without progress", ends)
     used = sum(one.charged for one in case.standing)
     if TABLE[failure].charged and used >= case.policy.restarts:
-        return _exceeded(case, "restarts", f"{used} of {case.policy.restarts} used without progress")
+        numbers = f"{used} of {case.policy.restarts} used without progress"
+        return _exceeded(case, "restarts", numbers, terminal=case.policy.declared)
     return None
 
 
