@@ -10,7 +10,9 @@ import pytest
 
 from durable_core.cli.drill import answer
 from durable_core.errors import UsageError
+from durable_core.launch.standby.environment import each
 from durable_core.testing.drills.checks import Finding, Measured, measure
+from durable_core.testing.drills.ground import MARK
 from durable_core.testing.drills.orders import Injection, Mark, Orders, read_marks
 from durable_core.testing.drills.play import Played, chosen
 from durable_core.testing.drills.scenarios import SCENARIOS, SHORT
@@ -30,6 +32,10 @@ def test_orders_come_through_the_file_as_they_were(tmp_path: Path) -> None:
 def test_an_unknown_defence_is_named() -> None:
     with pytest.raises(UsageError, match="prayer"):
         Orders("r", "m", "d", without=("prayer",))
+
+
+def test_what_a_standby_forks_is_known_as_the_drills_own() -> None:
+    assert not each(MARK), "it would be seen by nobody from outside"
 
 
 def test_a_torn_last_mark_does_not_count(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from durable_core.launch.pilot import Part, PilotRecord, subject_of
 
 #: In the arguments of the script: becomes the root of that life of the pilot.
 ROOT = "{root}"
-MARK = "DURABLE_PILOT"
+MARK = "PILOT_LIFE"
 POLL_S = 0.05
 
 

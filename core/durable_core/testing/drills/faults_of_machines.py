@@ -33,9 +33,9 @@ def stale_writer(ground: Ground, defended: bool) -> Incident:
     _send(frozen, signal.SIGSTOP)
     began = ground.clock.monotonic()
     stale, workers = ground.reader.state.launch_id, {mark.pid for mark in ground.marks()}
-    ground.order(steps=300, step_seconds=0.1)  # it still trains when the others have ended
+    ground.order(Injection("slow", step=22, argument="0.5"), steps=60)  # it still trains when they have ended
     second = ground.launch("--takeover")
-    ground.until_step(25, after=began)
+    ground.until_step(21, after=began)
     ground.until_true("the same steps to be saved", lambda: (ground.reader.state.head_step or 0) >= 20)
     taken = ground.reader.view.next_seq
     _send(workers, signal.SIGCONT)
@@ -100,7 +100,8 @@ def launcher_kill(ground: Ground, defended: bool) -> Incident:
     first.process.kill()
     first.process.wait()
     left = left_of(ground)
-    return Incident(began, ((ground.wait(ground.launch("--takeover")), 0),), {"no orphans": left})
+    codes = () if left else ((ground.wait(ground.launch("--takeover")), 0),)
+    return Incident(began, codes, {"no orphans": left})
 
 
 def _torchrun(ground: Ground) -> Launched:

@@ -27,7 +27,8 @@ POLL_S = 0.02
 TAKEOVER_S = 30.0
 #: A worker may be held up by its framework while it ends; what it did is recorded by then.
 EXITING = ("--exit-limit", "30")
-MARK = "DURABLE_DRILL"
+#: Not one of the names that are told to each worker anew: a standby and what it forks have it too.
+MARK = "DRILL_GROUND"
 SMALL = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 

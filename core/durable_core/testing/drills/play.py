@@ -16,7 +16,7 @@ from durable_core.testing.drills.scenarios import LONG, SCENARIOS, Scenario
 #: A drill without its defence may fail by not coming to its end.
 UNDEFENDED_LIMIT_S = 120.0
 #: Steps of the longest run that ends as it should.
-LONGEST = 300
+LONGEST = 120
 UNMEASURED = Measured(None, None, None)
 
 
