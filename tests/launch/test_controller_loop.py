@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from controller_world import World
+from controller_world import LIMITS, World
 
 from durable_core.engine import words
 from durable_core.engine.beats import Phase
@@ -356,6 +356,22 @@ def test_success_is_the_end(world):
     world.succeed()
     controller.step()
     assert latest(world, controller)["state"] == "succeeded" and world.requests() == []
+
+
+def test_who_does_not_end_after_the_success_is_ended(world):
+    controller = world.controller()
+    world.running(controller)
+    world.commit(9)
+    world.succeed()
+    controller.step()
+    world.clock.wall += LIMITS.exit.hard_s - 1
+    controller.step()
+    assert world.requests() == []
+    world.clock.wall += 2
+    controller.step()
+    controller.step()
+    (request,) = world.requests()
+    assert (request.kind, request.generation) == ("restart", 1) and "does not end" in request.reason
 
 
 def test_a_second_controller_takes_over_and_the_first_stops(world):

@@ -83,6 +83,7 @@ class Controller:
         self._terms, self._spec = settings.terms, ""
         self._stand: tuple[int, str] = (-1, "")  # generation and op_id of the state that was last seen
         self._stand_since = 0.0
+        self._over_since: float | None = None  # when the success was first seen
         self._run: RunState | None = None
         self._kept: dict[int, Glimpse] = {}  # the last look at a generation, for bundles
         self._bundled: set[str] = set()
@@ -205,11 +206,23 @@ class Controller:
         if state is State.CANCELLED:
             ask([self.files], "restart", operation(run, Event.CANCELLED), run.generation, failure=F.F19.value,
                 reason="the run was cancelled")  # fmt: skip
+        if self._lingers(state):
+            ask([self.files], "restart", operation(run, Event.COMPLETED), run.generation, failure=F.F5.value,
+                reason="the run has succeeded, and a worker does not end")  # fmt: skip
         if run.phase is None or not run.phase.payload.get("ask"):
             return
         said = run.phase.payload
         ask([self.files], said["ask"], run.phase.op_id, run.generation, failure=said.get("failure", ""),
             reason=said["reason"], evidence=said["evidence"])  # fmt: skip
+
+    def _lingers(self, state: State) -> bool:
+        """Whether a group is up for longer after the success than an end may take: nothing is waited for."""
+        if state is not State.SUCCEEDED:
+            self._over_since = None
+            return False
+        now = self.clock.monotonic()
+        self._over_since = now if self._over_since is None else self._over_since
+        return now - self._over_since > self.settings.limits.exit.hard_s
 
     def _maintain(self, run: RunState) -> None:
         """Quarantines and demotions that are due, and the bundles of failures that agents recorded."""
