@@ -36,7 +36,7 @@ def handler(**options: object) -> RunRendezvous:
     return RunRendezvous(parameters, CLOCK, size=1)
 
 
-@pytest.mark.parametrize("worker", [os.getpid(), os.getppid()])
+@pytest.mark.parametrize("worker", [os.getpid(), os.getppid()], ids=["this process", "its parent"])
 def test_a_launch_within_another_is_one_of_its_own(worker: int) -> None:
     outer = dict.fromkeys(launched.IDENTITY, "1") | {"SLURM_JOB_ID": "7", "DURABLE_WORKER": str(worker)}
     os.environ.update(outer)
