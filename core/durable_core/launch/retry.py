@@ -230,8 +230,10 @@ def _repeated(case: _Case) -> Decision | None:
         why = "the same twice, and nothing says what it is"
     else:
         return None
-    # a loop that stands still may do what nobody told us of (a validation, a download): no proof of a fault
-    terminal = False if verdict.failure is F.F5 else None
+    # Only what the program itself said proves a fault of it. An end that nothing explains proves none, nor
+    # does a loop that stands still: it may do what nobody told us of (a validation, a download).
+    proven = verdict.origin is Origin.INSIDE and verdict.failure is not F.F5
+    terminal = None if proven else False
     return _stop(case, F.F7, f"{why}: {verdict.reason}", terminal=terminal)
 
 

@@ -17,7 +17,7 @@ from durable_core.data.cursor import Cursor
 from durable_core.detect.policy import Integrity
 from durable_core.engine.beats import Phase
 from durable_core.engine.uncaught import EXIT_DRAINED
-from durable_core.errors import CommitAborted, DurableError, OrderError, TierError, UsageError
+from durable_core.errors import CommitAborted, DurableError, NumericFault, OrderError, TierError, UsageError
 from durable_core.session import notices
 from durable_core.session.begun import Begun, left_within
 from durable_core.session.cadence import Cadence
@@ -371,8 +371,10 @@ class DurableSession:
         finally:
             if error is None and self._term.asked:
                 self._term.stay_deaf()
-            # in a group the others may be dead, and what waits for them must not hold up this exit
-            self.close(600.0 if error is None or len(self.run.world.roles) == 1 else PEERS_S)
+            # in a group the others may be dead, and what waits for them must not hold up this exit; but what
+            # was found wrong is recorded behind the save under way
+            alone = len(self.run.world.roles) == 1 or isinstance(error, NumericFault)
+            self.close(600.0 if error is None or alone else PEERS_S)
         if error is None and self._term.asked:  # it came after the last boundary
             raise Drained()
 

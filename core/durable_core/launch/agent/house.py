@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from durable_core.clock import Clock
@@ -122,9 +123,10 @@ class House:
         return said is not None and said.leader == pid
 
     def dump(self, pids: Mapping[int, int]) -> None:
-        """Ask each (by rank) for the stacks of its threads; one that has no file for them would die of it."""
+        """Ask each (by rank) for the stacks of its threads; one that does not listen for that would die of
+        it: one that has no file for them yet, or a shell around the worker."""
         for rank, pid in pids.items():
-            if self.files.stacks(rank).exists():
+            if self.files.stacks(rank).exists() and listens(pid, DUMP_SIGNAL):
                 with suppress(ProcessLookupError):
                     os.kill(pid, DUMP_SIGNAL)
 
@@ -138,6 +140,15 @@ class House:
 
     def _known(self) -> set[int]:
         return {*self._kept, *self._own(), self._keeper.pid, *self._controller.pids}
+
+
+def listens(pid: int, number: int) -> bool:
+    """Whether that process catches that signal (``SigCgt`` of its status); not known is no."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 class Helper:

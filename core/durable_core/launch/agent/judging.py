@@ -126,7 +126,7 @@ class Judge:
             cancelled=str(over.detail.get("principal")) if over and over.outcome == "cancelled" else "",
             newer=state.launch_id if mine and mine in state.superseded else "",
             waited=_waited(ended),
-            known=state.exists,
+            known=state.exists or ended.generation is not None,
         )
 
     def _words(self, rank: int, pid: int | None) -> words.Words | None:
@@ -155,9 +155,7 @@ class Judge:
             beat = beats.read(self.files.beat(rank))
         except FormatError:
             return True  # not known
-        if beat is None or beat.pid != ended.pids.get(rank, beat.pid):
-            return False
-        return beat.phase not in (beats.Phase.INIT, beats.Phase.RESTORE)
+        return beat is not None and beat.phase not in (beats.Phase.INIT, beats.Phase.RESTORE)
 
     def _quiet(self, rank: int, at: float) -> float | None:
         """Seconds from its last sign of life until its end was seen, if it has given any."""

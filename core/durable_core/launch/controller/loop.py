@@ -55,6 +55,10 @@ _UP = frozenset({GroupPhase.STARTING, GroupPhase.UP, GroupPhase.DRAINING})
 #: What of a report makes a new one due at once.
 _CHANGING = ("generation", "state", "violations", "trouble", "stragglers")
 
+#: Seconds that a script may go on for after its run has succeeded (an evaluation, an export), if no limit for
+#: its end was asked for.
+AFTER_S = 86400.0
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -222,7 +226,8 @@ class Controller:
             return False
         now = self.clock.monotonic()
         self._over_since = now if self._over_since is None else self._over_since
-        return now - self._over_since > self.settings.limits.exit.hard_s
+        asked = self.settings.limits.exit
+        return now - self._over_since > (AFTER_S if asked == Limits().exit else asked.hard_s)
 
     def _maintain(self, run: RunState) -> None:
         """Quarantines and demotions that are due, and the bundles of failures that agents recorded."""

@@ -325,7 +325,10 @@ class RunRendezvous(RendezvousHandler):
         elif store.check([_OPENED]):
             document = json.loads(store.get(_OPENED))
             opened = words.Opened(**{**document, "roles": tuple(document["roles"])})
-            words.write(self.files.opened, opened)
+            try:
+                words.write(self.files.opened, opened)
+            except OSError:
+                return  # no room for a moment: at the next look
         self._shared = opened is not None
         self._look_for_opened()
 

@@ -117,11 +117,14 @@ class Mirror:
             receiver.receive()
 
     def _loop(self) -> None:
-        try:
-            while not self._end.wait(INTERVAL_S):
+        while not self._end.wait(INTERVAL_S):
+            try:
                 self.exchange()
-        except (DistError, FormatError) as error:
-            log.debug("mirror: %s", error)  # the store is lost, which the rendezvous tells
+            except OSError as error:  # no room here for a moment
+                log.debug("mirror: %s", error)
+            except (DistError, FormatError) as error:
+                log.debug("mirror: %s", error)  # the store is lost, which the rendezvous tells
+                return
 
 
 def _beat(path: Path) -> bytes | None:
