@@ -83,7 +83,7 @@ def test_ending_with_0_without_a_final_record_is_a_failure(tmp_path: Path, root:
         assert launcher.ended() == 1, launcher.said()
     state = open_run(root).state
     assert len(state.failures) == 1
-    assert "the run did not" in state.failures[0].payload["evidence"]["what"]
+    assert "its run did not" in state.failures[0].payload["evidence"]["what"]
 
 
 def test_a_fenced_worker_ends_the_launch(tmp_path: Path, root: Path) -> None:
