@@ -40,18 +40,21 @@ def stale_writer(ground: Ground, defended: bool) -> Incident:
     taken = ground.reader.view.next_seq
     _send(workers, signal.SIGCONT)
     deadline = ground.clock.monotonic() + AWAKE_S
-    while workers & set(ground.processes()) and ground.clock.monotonic() < deadline:
+    while (awake := workers & set(ground.processes())) and ground.clock.monotonic() < deadline:
         ground.clock.sleep(POLL_S)
-    _send(frozen, signal.SIGCONT)
-    codes = ((ground.wait(first), FENCED), (ground.wait(second), 0))
+    _send(frozen, signal.SIGKILL if awake else signal.SIGCONT)
+    codes: tuple[tuple[int, int], ...] = () if awake else ((ground.wait(first), FENCED),)
+    codes = (*codes, (ground.wait(second), 0))
     counted = [
         entry.record.kind.value
         for entry in ground.reader.entries()
         if entry.record.seq >= taken and entry.record.launch_id == stale and not entry.void
     ]
-    return Incident(
-        began, codes, {"nothing counts": f"of the stale launch count {counted}" if counted else ""}
-    )
+    notes = {
+        "stale stop": f"the stale workers {sorted(awake)} go on" if awake else "",
+        "nothing counts": f"of the stale launch count {counted}" if counted else "",
+    }
+    return Incident(began, codes, notes)
 
 
 def _send(pids: Iterable[int], number: signal.Signals) -> None:

@@ -98,7 +98,7 @@ _ROWS = (
     ),
     Scenario(
         "stale-writer", "a frozen group wakes up when another has gone on", machines.stale_writer,
-        "fencing", ("nothing counts", "fencing"), Expected(lost_steps=40),
+        "fencing", ("stale stop", "nothing counts", "fencing"), Expected(lost_steps=40),
     ),
     Scenario(
         "node-loss", "a host is lost with everything in its memory", machines.node_loss,
