@@ -29,8 +29,13 @@ WORDS: dict[str, Any] = {
     "hint": "do so",
     "path": "x.y",
     "why": "so",
+    "failure": "F12",
+    "signature": "loss not finite",
 }
-NUMBERS: dict[str, Any] = {"ordinal": 3, "id": 7, "size": 9, "batch": 4, "fields": ("seed", "order")}
+NUMBERS: dict[str, Any] = {
+    "ordinal": 3, "id": 7, "size": 9, "batch": 4, "fields": ("seed", "order"), "onset": 5, "found": 6,
+    "suspects": ("dp1",),
+}  # fmt: skip
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, DurableError)]
 
 
