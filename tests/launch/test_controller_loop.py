@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from controller_world import World
+from controller_world import LIMITS, World
 
 from durable_core.engine import words
 from durable_core.engine.beats import Phase
@@ -359,13 +359,17 @@ def test_success_is_the_end(world):
     assert latest(world, controller)["state"] == "succeeded" and world.requests() == []
 
 
-def test_who_does_not_end_after_the_success_is_ended(world):
+@pytest.mark.parametrize(("ended", "limit"), [(True, LIMITS.exit.hard_s), (False, AFTER_S)])
+def test_who_does_not_end_after_the_success_is_ended(world, ended, limit):
+    """A script that goes on may well evaluate, or export."""
     controller = world.controller()
     world.running(controller)
+    if ended:
+        world.files.ended(0).touch()
     world.commit(9)
     world.succeed()
     controller.step()
-    world.clock.wall += AFTER_S - 1  # it may well evaluate, or export
+    world.clock.wall += limit - 1
     controller.step()
     assert world.requests() == []
     world.clock.wall += 2

@@ -369,3 +369,13 @@ def test_a_worker_whose_parent_is_gone_already_does_not_begin(tmp_path: Path) ->
         [sys.executable, "-c", text], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "raise ValueError"])
+def test_that_the_script_has_ended_is_there_for_the_launcher(
+    files: RunFiles, tmp_path: Path, end: str
+) -> None:
+    watch = "import pathlib, sys; print(list(pathlib.Path(sys.argv[1]).iterdir()))\n"
+    done = start(files, script(tmp_path, watch + end), files.ended(1).parent)
+    assert done.stdout.startswith("[]"), "not before its end"
+    assert files.ended(1).exists()

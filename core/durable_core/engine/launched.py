@@ -99,6 +99,10 @@ class RunFiles:
         """What faulthandler wrote at ``DUMP_SIGNAL``. Written by the worker."""
         return self.root / "stacks" / f"{rank}.txt"
 
+    def ended(self, rank: int) -> Path:
+        """There when a worker's script has come to its end: all that is left is the end of its process."""
+        return self.root / "ended" / str(rank)
+
     def take(self, generation: int) -> bool:
         """Whether this is the first process to work under the claim of ``generation``: it serves once.
         Where that cannot be found out it is not: it claims the next."""
@@ -125,12 +129,12 @@ class RunFiles:
 
     def clear(self, rank: int) -> None:
         """Before a new worker gets this rank: what the one before left there is not about it."""
-        for path in (self.beat(rank), self.words(rank), self.stacks(rank)):
+        for path in (self.beat(rank), self.words(rank), self.stacks(rank), self.ended(rank)):
             path.unlink(missing_ok=True)
 
     def prepare(self) -> RunFiles:
         """Made by the launcher alone: what workers write into one that is gone must not bring it back."""
-        for name in ("beats", "words", "stacks", "requests", "taken"):
+        for name in ("beats", "words", "stacks", "ended", "requests", "taken"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         return self
 

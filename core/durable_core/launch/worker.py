@@ -12,6 +12,7 @@ import runpy
 import sys
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -44,6 +45,15 @@ def run(argv: Sequence[str], module: bool = False) -> None:
     except SystemExit as error:
         uncaught.ended(error)
         raise
+    finally:
+        _script_ended(Launched.of())
+
+
+def _script_ended(launched: Launched) -> None:
+    """What comes now should be quick: whoever does not end from here on stands still."""
+    if launched.told is not None:
+        with suppress(OSError):
+            launched.told.ended(launched.rank).touch()
 
 
 class _Script(SourceFileLoader):

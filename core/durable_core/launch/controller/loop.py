@@ -55,8 +55,8 @@ _UP = frozenset({GroupPhase.STARTING, GroupPhase.UP, GroupPhase.DRAINING})
 #: What of a report makes a new one due at once.
 _CHANGING = ("generation", "state", "violations", "trouble", "stragglers")
 
-#: Seconds that a script may go on for after its run has succeeded (an evaluation, an export), if no limit for
-#: its end was asked for.
+#: Seconds that a script may go on for after its run has succeeded: an evaluation, an export. A process whose
+#: script has ended has the limit of the phase EXIT.
 AFTER_S = 86400.0
 
 
@@ -226,8 +226,8 @@ class Controller:
             return False
         now = self.clock.monotonic()
         self._over_since = now if self._over_since is None else self._over_since
-        asked = self.settings.limits.exit
-        return now - self._over_since > (AFTER_S if asked == Limits().exit else asked.hard_s)
+        over = any((self.files.root / "ended").glob("*"))
+        return now - self._over_since > (self.settings.limits.exit.hard_s if over else AFTER_S)
 
     def _maintain(self, run: RunState) -> None:
         """Quarantines and demotions that are due, and the bundles of failures that agents recorded."""
