@@ -102,21 +102,21 @@ def again_and_again(ground: Ground, defended: bool) -> Incident:
     ends a save. What is left of the run is compared with one that was never disturbed."""
     ground.order(steps=20 * KILLS)
     launched = ground.launch(*_restarting(defended))
-    began, last = 0.0, -1.0
+    began, last = 0.0, 0
     for _ in range(KILLS if defended else 1):
         victim = ground.chance.randrange(ground.world)
-        last = ground.until("the next generation", _opened(victim, after=last)).time
+        opened = ground.until("the next generation", _opened(victim, beyond=last))
         ground.clock.sleep(ground.chance.random() * APART_S)
-        pid = [mark.pid for mark in ground.marks() if mark.rank == victim][-1]
-        began, last = began or ground.clock.monotonic(), ground.clock.monotonic()
-        os.kill(pid, signal.SIGKILL)
+        began, last = began or ground.clock.monotonic(), opened.generation
+        os.kill(opened.pid, signal.SIGKILL)
     return Incident(began, ((ground.wait(launched), 0),))
 
 
-def _opened(rank: int, after: float) -> Callable[[list[Mark]], Mark | None]:
+def _opened(rank: int, beyond: int) -> Callable[[list[Mark]], Mark | None]:
     def found(marks: list[Mark]) -> Mark | None:
         return next(
-            (mark for mark in marks if (mark.what, mark.rank) == ("opened", rank) and mark.time > after), None
+            (one for one in marks if (one.what, one.rank) == ("opened", rank) and one.generation > beyond),
+            None,
         )
 
     return found
