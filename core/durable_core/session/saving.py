@@ -297,7 +297,7 @@ class Saver:
     def succeed(self, target: Any) -> None:
         """Record it. ``TierUnavailable`` while the final checkpoint is only on the disk in front, anybody's:
         nobody begins to wait for the record before all have their copies."""
-        if not self._world.all(self.copier is None or self.copier.finish()):
+        if self.copier is not None and not self._world.all(self.copier.finish()):
             raise TierUnavailable(
                 "the final checkpoint is not in the root yet, so the run has not succeeded",
                 hint="run the script again: it goes on with the copy",
