@@ -97,7 +97,7 @@ def test_only_what_changed_travels(nodes: Nodes, monkeypatch: pytest.MonkeyPatch
     nodes.exchange()
     before = nodes.store.num_keys()
     sent: list[str] = []
-    monkeypatch.setattr(mirror, "_write", lambda path, data: sent.append(path.name))
+    monkeypatch.setattr(words, "put", lambda path, data: sent.append(path.name))
     nodes.exchange()
     assert sent == []
     words.write(nodes.files[1].facts, facts(1, phase="stopped"))

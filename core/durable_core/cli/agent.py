@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from durable_core.cli.options import size
-from durable_core.cli.output import EXIT_CODES, OK, Answer, human_bytes, show
+from durable_core.cli.output import OK, Answer, epilog, human_bytes, show
 from durable_core.errors import UsageError
 
 if TYPE_CHECKING:
     from durable_core.tier.peer.agent import Agent
 
-_EPILOG = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
+_EPILOG = epilog()
 
 
 @click.command("agent", epilog=_EPILOG)

@@ -21,14 +21,14 @@ from durable_core.cli.drill import drill
 from durable_core.cli.known_good import known_good
 from durable_core.cli.launch import cancel, finalize, launch
 from durable_core.cli.options import size
-from durable_core.cli.output import EXIT_CODES, OK, USAGE, complain, fail, show
+from durable_core.cli.output import OK, USAGE, complain, epilog, fail, show
 from durable_core.cli.pilot import pilot
 from durable_core.cli.planning import plan
 from durable_core.cli.preflight import preflight
 from durable_core.cli.quarantine import quarantine
 from durable_core.errors import DurableError, UsageError
 
-_EPILOG = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
+_EPILOG = epilog()
 _INTERRUPTED = 130
 
 Body = TypeVar("Body", bound=Callable[..., Any])

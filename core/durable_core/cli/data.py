@@ -9,22 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from durable_core.cli.options import size
-from durable_core.cli.output import (
-    CORRUPT,
-    EXIT_CODES,
-    FAILED,
-    OK,
-    Answer,
-    Table,
-    human_bytes,
-    show,
-)
+from durable_core.cli.output import CORRUPT, FAILED, OK, Answer, Table, epilog, human_bytes, show
 from durable_core.errors import UsageError
 
 if TYPE_CHECKING:
     from durable_core.data.manifest import Built, DatasetManifest, Link, Tokenizer, Verified
 
-_EPILOG = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
+_EPILOG = epilog()
 _SHOWN = 20
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 _jobs = click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Threads.")

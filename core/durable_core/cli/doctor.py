@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import click
 
-from durable_core.cli.output import EXIT_CODES, FAILED, OK, Answer, Table, show
+from durable_core.cli.output import FAILED, OK, Answer, Table, epilog, show
 from durable_core.clock import SystemClock
 from durable_core.commit.state import RunState
 from durable_core.engine.held import NEEDED, classes_held
@@ -213,7 +213,7 @@ def _report(patient: Patient) -> Mapping[str, Any] | None:
     return None if found is None else found.document
 
 
-@click.command("doctor", epilog="Exit codes: " + ", ".join(f"{k} {v}" for k, v in EXIT_CODES.items()) + ".")
+@click.command("doctor", epilog=epilog())
 @click.argument("root", metavar="ROOT")
 @click.option("--max-age-days", type=click.FloatRange(min=0, min_open=True), default=7.0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")

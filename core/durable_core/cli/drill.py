@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from durable_core.cli.output import EXIT_CODES, FAILED, OK, Answer, Table, show
+from durable_core.cli.output import FAILED, OK, Answer, Table, epilog, show
 from durable_core.clock import SystemClock
 
 if TYPE_CHECKING:
     from durable_core.testing.drills.play import Played
 
 
-@click.command("drill", epilog="Exit codes: " + ", ".join(f"{k} {v}" for k, v in EXIT_CODES.items()) + ".")
+@click.command("drill", epilog=epilog())
 @click.argument("scenario", metavar="SCENARIO|all|list")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same faults.")
 @click.option("--without-defence", is_flag=True, help="Switch off what each is about: it must fail then.")

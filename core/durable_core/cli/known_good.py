@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from durable_core.cli.output import EXIT_CODES, Answer, Table, show
+from durable_core.cli.output import Answer, Table, epilog, show
 from durable_core.clock import SystemClock
 from durable_core.commit import marks, trust
 from durable_core.commit.claim import choose_before
@@ -17,7 +17,7 @@ from durable_core.engine.inspect import Reader, open_run
 from durable_core.engine.performer import Performer
 from durable_core.errors import NoUsableCheckpoint, UsageError
 
-_EPILOG = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
+_EPILOG = epilog()
 _number = click.IntRange(min=0)
 
 

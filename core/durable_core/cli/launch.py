@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from durable_core.cli.output import EXIT_CODES, FAILED, OK, Answer, Table, show
+from durable_core.cli.output import EXIT_CODES, FAILED, OK, Answer, Table, epilog, show
 from durable_core.clock import SystemClock
 from durable_core.errors import DurableError, RunEnded
 
@@ -21,8 +21,8 @@ LAUNCH_EXIT_CODES = {
     77: "numbers went wrong, and no restart is left",
     78: "cancelled",
 }
-_EPILOG = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in LAUNCH_EXIT_CODES.items()) + "."
-_OTHERS = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
+_EPILOG = epilog(LAUNCH_EXIT_CODES)
+_OTHERS = epilog()
 _PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 
 

@@ -23,6 +23,11 @@ EXIT_CODES: Mapping[int, str] = {
 }
 
 
+def epilog(codes: Mapping[int, str] = EXIT_CODES) -> str:
+    """The last line of a command's help."""
+    return "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in codes.items()) + "."
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows for people; cells are shown with ``str``, ``None`` as a dash."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from durable_core.cli.output import EXIT_CODES, FAILED, OK, Answer, Table, show
+from durable_core.cli.output import FAILED, OK, Answer, Table, epilog, show
 
 if TYPE_CHECKING:
     from durable_core.launch.pilot import PilotRecord
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "pilot",
-    epilog="Exit codes: " + ", ".join(f"{k} {v}" for k, v in EXIT_CODES.items()) + ".",
+    epilog=epilog(),
     context_settings={"ignore_unknown_options": True},
 )
 @click.option("--out", default="pilot.json", show_default=True, help="Where the record is written.")

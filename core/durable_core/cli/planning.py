@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from durable_core.cli.options import size
-from durable_core.cli.output import EXIT_CODES, show
+from durable_core.cli.output import epilog, show
 from durable_core.errors import UsageError
 
-_EPILOG = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
+_EPILOG = epilog()
 _positive = click.FloatRange(min=0, min_open=True)
 _count = click.IntRange(min=1)
 

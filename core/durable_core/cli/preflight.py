@@ -5,12 +5,10 @@ from __future__ import annotations
 import click
 
 from durable_core.cli.options import size
-from durable_core.cli.output import EXIT_CODES, FAILED, OK, Answer, Table, show
+from durable_core.cli.output import FAILED, OK, Answer, Table, epilog, show
 
 
-@click.command(
-    "preflight", epilog="Exit codes: " + ", ".join(f"{k} {v}" for k, v in EXIT_CODES.items()) + "."
-)
+@click.command("preflight", epilog=epilog())
 @click.argument("root", metavar="ROOT")
 @click.option("--spec", "spec_file", metavar="FILE", help="The run file that the run will be launched with.")
 @click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Workers here.")

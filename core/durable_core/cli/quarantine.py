@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from durable_core.cli.output import EXIT_CODES, Answer, Table, show
+from durable_core.cli.output import Answer, Table, epilog, show
 from durable_core.clock import SystemClock
 from durable_core.commit.claim import maintain
 from durable_core.engine.inspect import open_run
@@ -17,7 +17,7 @@ from durable_core.format.record import Kind
 from durable_core.launch.classes import Unit
 from durable_core.launch.quarantine import Standing, lifting, quarantined, standing
 
-_EPILOG = "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
+_EPILOG = epilog()
 _UNITS = [unit.value for unit in Unit if unit is not Unit.NOTHING]
 
 

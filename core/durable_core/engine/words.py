@@ -97,8 +97,13 @@ _Made = TypeVar("_Made")
 def write(path: Path, document: Document) -> None:
     """Readers see the old one or the new one. ``TypeError`` for evidence that is not JSON; ``OSError``, also
     where the directory is gone: whoever made it has ended."""
+    put(path, json.dumps(asdict(document)).encode())
+
+
+def put(path: Path, data: bytes) -> None:
+    """``data`` whole, or what was there before. ``OSError``."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(asdict(document)), encoding="utf-8")
+    beside.write_bytes(data)
     beside.replace(path)
 
 

@@ -23,6 +23,7 @@ from durable_core.engine import audit
 from durable_core.engine.inspect import Reader, open_run
 from durable_core.errors import DurableError, FormatError, NotFoundError, UsageError
 from durable_core.format.manifest import Manifest
+from durable_core.launch.agent.sweeping import marked
 from durable_core.launch.pilot import Part, PilotRecord, subject_of
 
 #: In the arguments of the script: becomes the root of that life of the pilot.
@@ -115,13 +116,7 @@ class Pilot:
 
 def _workers(root: str) -> list[int]:
     """Processes that train in this life of the pilot."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            environ = (path / "environ").read_bytes().split(b"\0")
-            if f"{MARK}={root}".encode() in environ and any(word.startswith(b"RANK=") for word in environ):
-                found.append(int(path.name))
-    return found
+    return sorted(marked(f"{MARK}={root}".encode(), also=b"RANK"))
 
 
 def _progress(state: RunState) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import os
 import re
 import shutil
 import threading
@@ -20,7 +19,7 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
 from durable_core.clock import Clock
-from durable_core.engine import beats
+from durable_core.engine import beats, words
 from durable_core.engine.launched import RunFiles
 from durable_core.errors import FormatError
 
@@ -81,7 +80,7 @@ class Receiver:
             data = base64.b64decode(text)
             if name.startswith("beats/"):
                 data = beats.shifted(data, self._clock.monotonic() - float(sent_at))
-            _write(self._root / name, data)
+            words.put(self._root / name, data)
             self._seen[name] = version
 
 
@@ -142,9 +141,3 @@ def _tail(path: Path) -> bytes:
             return file.read(MOST)
     except FileNotFoundError:
         return b""
-
-
-def _write(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(data)
-    beside.replace(path)

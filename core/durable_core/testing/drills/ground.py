@@ -19,6 +19,7 @@ from durable_core.clock import Clock, SystemClock
 from durable_core.data.manifest import build, save
 from durable_core.engine.inspect import Reader, open_run
 from durable_core.errors import DurableError, NotFoundError
+from durable_core.launch.agent.sweeping import marked
 from durable_core.testing.drills.orders import Injection, Mark, Orders, read_marks
 
 RECORDS, OBJECTS = 48, 4
@@ -140,13 +141,8 @@ class Ground:
     def processes(self, named: str = "") -> list[int]:
         """What this drill started, and what that started: by a mark in the environment. ``named``: only those
         with this in their command line."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                marked = f"{MARK}={self.base}".encode() in (path / "environ").read_bytes().split(b"\0")
-                if marked and named.encode() in (path / "cmdline").read_bytes():
-                    found.append(int(path.name))
-        return found
+        pids = sorted(marked(f"{MARK}={self.base}".encode()))
+        return [pid for pid in pids if named.encode() in _command(pid)]
 
     # --- looking -----------------------------------------------------------------------------
 
@@ -256,6 +252,14 @@ class Ground:
         """The same after every step, of a job that was ordered to note it."""
         lines = (Path(self.orders.marks) / "noted.jsonl").read_text(encoding="utf-8").splitlines()
         return {row["step"]: row for row in map(json.loads, lines)}
+
+
+def _command(pid: int) -> bytes:
+    """Its command line; empty once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def make_records(home: Path, objects: int = OBJECTS) -> None:
