@@ -128,6 +128,25 @@ def test_a_launch_that_was_superseded_hears_it(store):
         start(store, "L2")
 
 
+def test_a_launch_that_was_superseded_maintains_nothing(store):
+    """A worker that wakes up in the middle of its upkeep, beside those who have gone on."""
+    view = commits(store, start(store), 0, 1)
+    upkeep = store.run(maintain(view, Kind.CHECKPOINT_PINNED, {"c": 0}, "L1"))
+    assert upkeep.state.controller == "L1"  # its epoch is still the newest
+    start(store, "L2")
+    before = store.run(replay()).next_seq
+    for act in (
+        maintain(upkeep, Kind.CHECKPOINT_UNPINNED, {"c": 0}, "L1"),
+        maintain(view, Kind.CHECKPOINT_RETIRED, {"c": 0}, "L1"),
+        claim_controller(view, "L1"),
+    ):
+        with pytest.raises(Superseded):
+            store.run(act)
+    after = store.run(replay())
+    assert after.next_seq == before and after.state.checkpoints[0].pinned
+    assert store.run(maintain(view, Kind.CHECKPOINT_UNPINNED, {"c": 0}, "C")).state.controller == "C"
+
+
 def test_two_claims_at_once_are_two_generations(store):
     results = store.together(
         *((claim_generation(EMPTY, launch_id=launch, members=("dp0",)), {}, "dp0") for launch in ("A", "B"))

@@ -16,6 +16,7 @@ from pathlib import Path
 from durable_core import Disk, Memory, Peer, Tiers
 from durable_core.engine import probe
 from durable_core.errors import FencedError
+from durable_core.events import Event
 from durable_core.types import CrashPoint
 from tests.session.session_helpers import start, state_at
 
@@ -34,11 +35,17 @@ def tiers_of(base: Path) -> Tiers:
     )
 
 
+def tell(event: Event) -> None:
+    """One write a line: events come from several threads, and ``print`` writes text and line end apart."""
+    sys.stdout.write(json.dumps(event.to_json()) + "\n")
+    sys.stdout.flush()
+
+
 def main(root: str, base: Path, point: str) -> int:
     run = start(root, tiers=tiers_of(base))
     run.save(state_at(1), {}, step=1, wait=True)
     run.flush()
-    run.board.listeners.append(lambda event: print(json.dumps(event.to_json()), flush=True))
+    run.board.listeners.append(tell)
 
     def stop(reached: CrashPoint) -> None:
         if reached is CrashPoint[point]:

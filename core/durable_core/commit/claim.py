@@ -15,7 +15,14 @@ from durable_core.commit.effects import Program
 from durable_core.commit.fence import token_error
 from durable_core.commit.journal import Draft, View, append, replay, settle
 from durable_core.commit.state import CheckpointInfo, RunState
-from durable_core.errors import Fenced, LostSlot, NoUsableCheckpoint, RecordRefused, RunNotFoundError
+from durable_core.errors import (
+    Fenced,
+    LostSlot,
+    NoUsableCheckpoint,
+    RecordRefused,
+    RunNotFoundError,
+    Superseded,
+)
 from durable_core.format.record import Kind
 from durable_core.types import CheckpointState, Promise, Token
 
@@ -262,7 +269,8 @@ def maintain(view: View, kind: Kind, payload: Mapping[str, Any], launch_id: str)
     """Append one fact of maintenance, under this launch's epoch, claimed if it has none.
 
     An epoch serves one decision here, so losing it to another controller means taking the next one
-    for the same fact. Raises as ``append``; ``LostSlot`` after ``CLAIM_ROUNDS`` such losses.
+    for the same fact; a launch that another one has superseded takes none (``Superseded``). Raises as
+    ``append``; ``LostSlot`` after ``CLAIM_ROUNDS`` such losses.
     """
     view = yield from replay(view)
     for _ in range(CLAIM_ROUNDS):
@@ -272,6 +280,8 @@ def maintain(view: View, kind: Kind, payload: Mapping[str, Any], launch_id: str)
         draft = Draft(kind, payload, state.generation, launch_id, state.epoch)
         try:
             return (yield from append(view, draft))
+        except Superseded:
+            raise
         except Fenced:
             view = yield from replay(view)
     raise LostSlot(f"{kind.value}: lost the controller's epoch {CLAIM_ROUNDS} times")

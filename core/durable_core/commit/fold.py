@@ -251,7 +251,7 @@ def _promise(value: object, otherwise: Promise) -> Promise:
 # --- the table -------------------------------------------------------------------------------
 
 _WORKER = (r.run_exists, r.same_generation, r.not_terminal, r.same_launch, r.generation_active)
-_CONTROLLER = (r.run_exists, r.same_epoch)
+_CONTROLLER = (r.run_exists, r.launch_not_superseded, r.same_epoch)
 _CLAIM = (r.run_exists, r.next_generation, r.launch_not_superseded, r.not_terminal)
 
 AUTHORITY: Table = {
@@ -260,7 +260,7 @@ AUTHORITY: Table = {
         (*_CLAIM, r.restore_point_usable, r.cold_start_allowed, r.follows_fork), _start
     ),
     Kind.RUN_FORKED: Row((*_CLAIM, r.fork_origin_usable), _fork),
-    Kind.CONTROLLER_CLAIMED: Row((r.run_exists, r.next_epoch), _claim_controller),
+    Kind.CONTROLLER_CLAIMED: Row((r.run_exists, r.launch_not_superseded, r.next_epoch), _claim_controller),
     Kind.RUN_STATE: Row((r.run_exists, r.keeps_the_state, r.not_terminal, r.same_generation), _enter),
     Kind.CHECKPOINT_ALLOCATED: Row(
         (

@@ -246,6 +246,7 @@ class Auditor:
         self.summarized = True
 
     def _claim(self, record: Record, where: str) -> None:
+        self._not_superseded(record, where)
         if record.epoch != self.epoch + 1:
             self.complain(f"{where}: epoch {record.epoch} follows {self.epoch}")
         self.epoch = record.epoch
@@ -254,13 +255,18 @@ class Auditor:
 
     def _state(self, record: Record, where: str) -> None:
         if record.epoch != self.reconciler:
-            self.complain(f"{where}: effective under epoch {record.epoch}, but {self.reconciler} reconciles")
+            self.complain(f"{where}: under epoch {record.epoch}, but {self.reconciler} reconciles")
         if record.generation != self.generation:
             self.complain(f"{where}: said of g{record.generation} in g{self.generation}")
         if self.ended:
             self.complain(f"{where}: effective although the run had ended")
 
+    def _not_superseded(self, record: Record, where: str) -> None:
+        if record.launch_id in self.superseded:
+            self.complain(f"{where}: a superseded launch maintains the run of {self.launch}")
+
     def _mark(self, record: Record, where: str) -> Fact | None:
+        self._not_superseded(record, where)
         if record.epoch != self.epoch:
             self.complain(f"{where}: effective under epoch {record.epoch}, current is {self.epoch}")
         fact = self.facts.get(record.payload["c"])
