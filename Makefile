@@ -34,7 +34,7 @@ help:
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet torch==$(TORCH)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[lightning,accelerate,s3,data,test,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[lightning,accelerate,transformers,s3,data,test,docs,dev]'
 	touch $@
 
 setup: $(STAMP)
