@@ -6,9 +6,9 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 from durable_core.errors import FormatError, PromiseError, UnknownVersionError, UsageError
 from durable_core.spec.model import RunSpec
@@ -76,7 +76,7 @@ def decode(document: Mapping[str, Any] | str | bytes) -> RunSpec:
     body = _migrated(dict(document))
     del body["v"]
     try:
-        spec = _decode_dataclass(RunSpec, body, "spec")
+        spec = decode_dataclass(RunSpec, body, "spec")
     except (UsageError, PromiseError) as error:  # valid JSON, illegal values: the document is at fault
         raise FormatError("spec", error.message, hint=error.hint) from error
     assert isinstance(spec, RunSpec)
@@ -97,21 +97,31 @@ def _migrated(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def _decode_dataclass(cls: Any, value: Any, path: str) -> Any:
+def decode_dataclass(cls: Any, value: Any, path: str, *, without: Collection[str] = ()) -> Any:
+    """``value``, a JSON object, as the frozen dataclass ``cls``, whose fields may be such classes themselves.
+
+    ``path``: where it stands, for the ``FormatError`` that names the field at fault, and for one that is not
+    known the nearest that is. ``without``: fields that cannot be written as JSON. An illegal value raises
+    what ``cls`` raises.
+    """
     if not isinstance(value, Mapping):
         raise FormatError(path, f"must be an object, not {type(value).__name__}")
     hints = typing.get_type_hints(cls)
-    known = [item.name for item in fields(cls)]
+    known = [item.name for item in fields(cls) if item.name not in without]
     unknown = sorted(str(name) for name in set(value) - set(known))
     if unknown:
         nearest = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5)
         hint = f"did you mean {nearest[0]}?" if nearest else "known: " + ", ".join(known)
-        raise FormatError(f"{path}.{unknown[0]}", "no such field in this version", hint=hint)
+        raise FormatError(_below(path, unknown[0]), "no such field in this version", hint=hint)
     missing = [item.name for item in fields(cls) if item.name not in value and _default(item) is MISSING]
     if missing:
-        raise FormatError(f"{path}.{missing[0]}", "is missing")
+        raise FormatError(_below(path, missing[0]), "is missing")
     # A field that is left out takes its default: a minor addition stays readable without a migration.
-    return cls(**{name: _decode(hints[name], item, f"{path}.{name}") for name, item in value.items()})
+    return cls(**{name: _decode(hints[name], item, _below(path, name)) for name, item in value.items()})
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _decode(hint: Any, value: Any, path: str) -> Any:
@@ -119,12 +129,15 @@ def _decode(hint: Any, value: Any, path: str) -> Any:
         return _decode_pairs(value, path)
     origin = typing.get_origin(hint)
     if origin in (Union, types.UnionType):
-        options = [option for option in typing.get_args(hint) if option is not type(None)]
-        return None if value is None else _decode(options[0], value, path)
-    if origin is tuple:
-        return _decode_array(typing.get_args(hint)[0], value, path)
+        return None if value is None else _decode_union(typing.get_args(hint), value, path)
+    if origin is Literal:
+        if value not in typing.get_args(hint):
+            raise FormatError(path, f"must be one of {_listed(typing.get_args(hint))}, not {value!r}")
+        return value
+    if origin in (tuple, frozenset):
+        return origin(_decode_array(typing.get_args(hint)[0], value, path))
     if is_dataclass(hint):
-        return _decode_dataclass(hint, value, path)
+        return decode_dataclass(hint, value, path)
     if hint is Promise:
         if value not in [promise.value for promise in Promise]:
             raise FormatError(path, f"{value!r} is no promise")
@@ -134,11 +147,26 @@ def _decode(hint: Any, value: Any, path: str) -> Any:
     raise FormatError(path, f"must be {hint.__name__}, not {type(value).__name__}")
 
 
+def _decode_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
+    """As the one option there is besides ``None``, or the one whose type the value has."""
+    options = tuple(option for option in options if option is not type(None))
+    if len(options) == 1:
+        return _decode(options[0], value, path)
+    if type(value) not in options:
+        known = [option.__name__ for option in options if typing.get_origin(option) is None]
+        raise FormatError(path, f"must be {' or '.join(known)}, not {type(value).__name__}")
+    return value
+
+
+def _listed(values: tuple[Any, ...]) -> str:
+    return ", ".join(map(repr, values))
+
+
 def _decode_array(hint: Any, value: Any, path: str) -> tuple[Any, ...]:
     if is_dataclass(hint):
         if not isinstance(value, (list, tuple)):
             raise FormatError(path, "must be an array of objects")
-        return tuple(_decode_dataclass(hint, item, f"{path}.{n}") for n, item in enumerate(value))
+        return tuple(decode_dataclass(hint, item, f"{path}.{n}") for n, item in enumerate(value))
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
         raise FormatError(path, "must be an array of strings")
     return tuple(value)

@@ -99,15 +99,20 @@ def read(path: str | Path) -> Declared:
     ``UsageError`` names the file and the key: one that is not known (with the nearest that is), an illegal
     value, or one that looks like a secret. ``UnknownVersionError`` for a version of a later durable.
     """
+    return parse(document(path, hint="--spec names a run file"), source=str(path))
+
+
+def document(path: str | Path, *, hint: str = "") -> Any:
+    """What a file that a person wrote says, by the rules of ``read``, whatever its keys are. ``hint``: what
+    to do when it cannot be read."""
     path = Path(path)
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}", hint="--spec names a run file") from error
+        raise UsageError(f"{path}: {error.strerror or error}", hint=hint) from error
     if len(data) > MAX_BYTES:
-        raise UsageError(f"{path} has {len(data)} bytes", hint=f"a run file has at most {MAX_BYTES}")
-    raw = _json(data, path) if path.suffix == ".json" else _yaml(data, path)
-    return parse(raw, source=str(path))
+        raise UsageError(f"{path} has {len(data)} bytes", hint=f"such a file has at most {MAX_BYTES}")
+    return _json(data, path) if path.suffix == ".json" else _yaml(data, path)
 
 
 def freeze(path: str | Path, into: Path) -> Declared:
