@@ -126,7 +126,7 @@ def test_the_order_is_fixed_and_random_streams_are_last(monkeypatch: pytest.Monk
     live = objects()
     tree = stored(capture(live))
     written: list[str] = []
-    monkeypatch.setattr(capturing, "_write", lambda obj, state, tree, name: written.append(name))
+    monkeypatch.setattr(capturing, "_write", lambda obj, state, tree, name, *, modes: written.append(name))
     order = restore(dict(reversed(live.items())), tree)
     assert list(order) == written == ["model", "optimizer", "scaler", "scheduler", "counter", "rng"]
     kinds = capturing.kinds(live)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from durable_core.cli.output import FAILED, OK, Answer, Table
 from durable_core.clock import SystemClock
-from durable_core.commit.claim import maintain
+from durable_core.commit import marks
 from durable_core.commit.collect import sweep
 from durable_core.commit.retention import Retention
 from durable_core.engine.collect import Collected, collect
 from durable_core.engine.inspect import open_run
 from durable_core.engine.performer import Performer
 from durable_core.errors import TierError
-from durable_core.format.record import Kind
 
 
 def gc(root: str, keep_last: int | None, keep_every_n_steps: int | None) -> Answer:
@@ -61,18 +60,16 @@ def _sweep(performer: Performer, found: Collected) -> Collected:
 
 
 def pin(root: str, c: int) -> Answer:
-    return _mark(root, c, Kind.CHECKPOINT_PINNED, "pinned")
+    return _mark(root, c, pinned=True)
 
 
 def unpin(root: str, c: int) -> Answer:
-    return _mark(root, c, Kind.CHECKPOINT_UNPINNED, "unpinned")
+    return _mark(root, c, pinned=False)
 
 
-def _mark(root: str, c: int, kind: Kind, word: str) -> Answer:
+def _mark(root: str, c: int, *, pinned: bool) -> Answer:
     reader = open_run(root)
-    info = reader.checkpoint(c)
+    reader.checkpoint(c)  # says so if there is none
     clock = SystemClock()
-    if info.pinned is not (kind is Kind.CHECKPOINT_PINNED):
-        performer = Performer(reader.tier, clock)
-        performer.run(maintain(reader.view, kind, {"c": c}, clock.new_id()))
-    return Answer({"c": c, "pinned": word == "pinned"}, [f"c{c} is {word}"])
+    Performer(reader.tier, clock).run(marks.pin(reader.view, c, clock.new_id(), pinned=pinned))
+    return Answer({"c": c, "pinned": pinned}, [f"c{c} is {'pinned' if pinned else 'unpinned'}"])

@@ -36,6 +36,17 @@ def record_finding(
     raise LostSlot(f"{signature}: lost {CLAIM_ROUNDS} races for a slot")
 
 
+def pin(view: View, c: int, launch_id: str, *, pinned: bool) -> Program[View]:
+    """Retention spares ``c``, or (not ``pinned``) no longer does; nothing is appended where that is so
+    already. Raises as ``claim.maintain``."""
+    view = yield from replay(view)
+    info = view.state.checkpoints.get(c)
+    if info is not None and info.pinned is pinned:
+        return view
+    kind = Kind.CHECKPOINT_PINNED if pinned else Kind.CHECKPOINT_UNPINNED
+    return (yield from maintain(view, kind, {"c": c}, launch_id))
+
+
 def revoke_tainted(view: View, launch_id: str) -> Program[View]:
     """Revoke every mark that a finding speaks against. Raises as ``claim.maintain``."""
     view = yield from replay(view)

@@ -13,7 +13,7 @@ from typing import Any
 
 from durable_core import events
 from durable_core.clock import Clock
-from durable_core.commit import ending
+from durable_core.commit import ending, marks
 from durable_core.commit.journal import AppendInDoubt, View, settle
 from durable_core.commit.landed import landed
 from durable_core.commit.request import SaveAborted, SaveOutcome, SaveRequest
@@ -174,6 +174,18 @@ class Committer:
             "draining",
             lambda view: self._performer.run(ending.drain(view, self._token, reason=reason, step=step)),
         )
+
+    def pin(self, c: int, *, pinned: bool) -> None:
+        """Waits for it. Raises as ``marks.pin``."""
+        failures: list[DurableError] = []
+        work = self._keeping_doubt(
+            lambda view: self._performer.run(marks.pin(view, c, self._token.launch_id, pinned=pinned))
+        )
+        self.writer.submit(Job("pin", work, failures.append))
+        self.writer.drain()
+        self.writer.raise_failure()
+        if failures:
+            raise failures[0]
 
     def lower_promise(self, was: Promise, to: Promise, reason: str) -> None:
         self._board.emit(events.PromiseLowered(self._clock.now(), was, to, reason))

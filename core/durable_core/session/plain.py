@@ -12,18 +12,18 @@ import torch
 from torch.optim import Optimizer
 
 from durable_core.commit.retention import Retention
-from durable_core.data import DurableLoader
-from durable_core.data.cursor import Cursor
 from durable_core.detect.policy import Integrity
 from durable_core.engine.beats import Phase
 from durable_core.engine.uncaught import EXIT_DRAINED
-from durable_core.errors import CommitAborted, DurableError, NumericFault, OrderError, TierError, UsageError
+from durable_core.errors import CommitAborted, DurableError, NumericFault, TierError, UsageError
 from durable_core.session import notices
 from durable_core.session.begun import Begun, left_within
 from durable_core.session.cadence import Cadence
-from durable_core.session.pairing import check_position, check_promise, check_share, loader_of
+from durable_core.session.for_adapters import ForAdapters
+from durable_core.session.pairing import check_promise, check_share, loader_of
 from durable_core.session.places import Tiers
 from durable_core.session.poll import Poll, Wish
+from durable_core.session.putting_back import PuttingBack, streams
 from durable_core.session.recomputing import Recomputer
 from durable_core.session.run import Run
 from durable_core.session.saving import Due
@@ -48,20 +48,21 @@ class Drained(SystemExit):
         super().__init__(EXIT_DRAINED)
 
 
-class DurableSession:
+class DurableSession(ForAdapters):
     """One training run in a ``with`` block. ``state`` maps names to objects with ``state_dict`` and
     ``load_state_dict`` (modules, optimizers, schedulers, scalers, your own); a ``DurableLoader`` among
     them is the data position. Open it when all of them exist, after which the random streams of
     python, numpy and torch are the run's as well.
     """
 
-    def __init__(self, run: Run, state: Mapping[str, Any]) -> None:
+    def __init__(self, run: Run, state: Mapping[str, Any], *, hold: bool = False) -> None:
         self.run = run
         self._loader = loader_of(state)
         self._objects = {name: item for name, item in state.items() if item is not self._loader}
         unwrapped = map(contract.adapt, self._objects.values())
         self._optimizers = [item for item in unwrapped if isinstance(item, Optimizer)]
         self._modules = [item for item in self._objects.values() if isinstance(item, torch.nn.Module)]
+        self._back = PuttingBack(self._objects, self._loader, hold=hold)
         self._begun = Begun(self._objects)
         self._twice = Recomputer(self._objects)
         self._step = 0
@@ -100,6 +101,7 @@ class DurableSession:
         integrity: Integrity | None = None,
         from_first: tuple[str, ...] = (),
         takeover: bool = False,
+        hold: bool = False,
         spec: RunSpec | None = None,
         world: World | None = None,
     ) -> DurableSession:
@@ -113,7 +115,8 @@ class DurableSession:
         samples to be repeated or skipped. Under "exact-order" a restart may have another number of processes;
         ``from_first``: what of the state may then be the first one's though it differed between them
         (``("model/bn.running_*",)``). On a process that the checkpoint does not know the global random
-        streams begin anew, and a generator in ``state`` goes on as the first one's. Raises what ``Run.open``
+        streams begin anew, and a generator in ``state`` goes on as the first one's. ``hold``: what was
+        restored is kept in host memory for ``reapply``, until ``release``. Raises what ``Run.open``
         and ``Run.load`` raise, ``PromiseError`` when the loader cannot keep what is promised, and
         ``UsageError`` naming an object of ``state`` that cannot be saved. Trouble with the storage and
         whatever else a person should know is told as warnings.
@@ -148,7 +151,7 @@ class DurableSession:
             )  # fmt: skip
         run = Run.open(root, world=world, settings=settings, spec=spec)
         try:
-            session = cls(run, state)
+            session = cls(run, state, hold=hold)
             session._begin(spec.seed)
         except BaseException:
             run.close()
@@ -165,38 +168,18 @@ class DurableSession:
             self.save(wait=True)
         else:
             loaded = self.run.load()
-            check_position(self._loader, loaded.cursor)
-            capture.restore(self._objects, loaded.state)
-            if self._loader is not None:
-                self._loader.load_state_dict(loaded.cursor)
+            self._back.state(loaded)
             self._step = loaded.step
             self._updates = loaded.counters.get("optimizer_step", loaded.step)
             self.run.confirm()
             if not self.run.completed:
                 self._prepare()
-            if loaded.begins:
-                rng.begin(loaded.begins)
-            else:
-                rng.restore(loaded.role["rng"])
+            streams(loaded)
+        self._back.watch_pair()
         if self._loader is not None:
-            self._loader.before_next.append(self._check_pair(self._loader, self._loader.cursor))
             self._loader.before_next.append(self._before_batch)
         self.run.reporter.watch(self._modules)
         self._term.listen()
-
-    def _check_pair(self, loader: DurableLoader, at: Cursor) -> Callable[[], None]:
-        """Before the first batch: the loader still stands where the model does, at ``at``."""
-
-        def check() -> None:
-            if loader.cursor != at:
-                raise OrderError(
-                    f"the model is at epoch {at.epoch} batch {at.batch} of the data, and its loader was "
-                    f"moved to epoch {loader.cursor.epoch} batch {loader.cursor.batch}",
-                    hint="load no other state into the loader of a session: the two are restored as a pair",
-                )
-            loader.before_next.remove(check)
-
-        return check
 
     def _before_batch(self) -> None:
         """Of a step's batches, before the first: what training on them changes is what differs from now."""

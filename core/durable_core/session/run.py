@@ -17,7 +17,7 @@ from torch import Tensor
 from durable_core import events
 from durable_core.clock import Clock, SystemClock
 from durable_core.data.loader import DurableLoader
-from durable_core.detect.base import Finding, Step
+from durable_core.detect.base import Step
 from durable_core.engine import heartbeat, restore, uncaught
 from durable_core.engine.beats import Phase
 from durable_core.engine.copies import Fault
@@ -34,6 +34,7 @@ from durable_core.session.curve import Curve
 from durable_core.session.declaring import declared, require_data
 from durable_core.session.integrity import Watch
 from durable_core.session.opening import Coordinator, Opening
+from durable_core.session.records import Records
 from durable_core.session.recovery import Recovery
 from durable_core.session.repairing import damaged, repairing
 from durable_core.session.reporting import Reporter
@@ -50,7 +51,7 @@ from durable_core.tier.base import Tier
 from durable_core.types import Promise, Token
 
 
-class Run:
+class Run(Records):
     """Use ``Run.open``. Attributes for reading: ``run_id``, ``generation``, ``seed`` (the run's, whatever
     the script says now), ``promise``, ``fresh``, ``completed``, ``restored_from``, ``warnings``;
     ``integrity`` watches its numbers."""
@@ -335,9 +336,6 @@ class Run:
             self.board.emit(events.ReplayMismatched(self.clock.now(), step, difference))
         self.integrity.note(Step(step, row.loss, row.grad_norm, updated), difference, unread)
 
-    def _found(self, finding: Finding, action: str) -> None:
-        self._active().committer.found(finding, action)
-
     @property
     def replayed(self) -> int:
         """Steps compared so far with the rows their first execution left behind."""
@@ -350,18 +348,6 @@ class Run:
         """Wait until what was staged is durable (or has failed). ``False`` when the time ran out."""
         with self.reporter.within(Phase.SAVE):
             return True if self._saver is None else self._saver.flush(timeout)
-
-    def note_failure(self, failure_class: str, signature: str, evidence: Any, step: int | None) -> None:
-        """Append a line to the run's failure history, in the background."""
-        self._active().committer.note_failure(failure_class, signature, evidence, step)
-
-    def draining(self, step: int, reason: str) -> None:
-        """Journal that a planned stop has begun."""
-        self._active().committer.draining(step, reason)
-
-    def lower_promise(self, to: Promise, reason: str) -> None:
-        """Journal that from now on less is promised."""
-        self._active().lower_promise(to, reason)
 
     # --- ending ------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ beside them ``_objects`` says what each object was and ``_buffers`` holds non-pe
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -67,14 +68,18 @@ def merge(*trees: Tree) -> Tree:
     return merged
 
 
-def restore(objects: Mapping[str, Any], tree: Tree) -> tuple[str, ...]:
+def restore(
+    objects: Mapping[str, Any], tree: Tree, *, keep: bool = False, modes: bool = True
+) -> tuple[str, ...]:
     """Put a captured tree back into freshly constructed objects; returns the names in the order restored.
 
     First everything is checked (objects, keys, shapes, dtypes, groups, versions): ``SpecMismatchError`` lists
     what does not fit, and no object has been touched. Then the objects are restored in the order of
     ``contract.Kind``, random streams last. ``PromiseError``, also before anything is touched, when the
     checkpoint holds random streams of a device that is not here. The tree's tensors belong to the objects
-    afterwards. An object that raises while loading leaves a ``RestoreError``: do not train on that state.
+    afterwards; with ``keep`` they get copies, made of one object after the other, and the tree can be put
+    back again. Without ``modes`` modules stay in training or evaluation, and parameters frozen or not, as
+    they are. An object that raises while loading leaves a ``RestoreError``: do not train on that state.
     """
     contract.check_all(objects)
     live = {name: contract.adapt(obj) for name, obj in objects.items()}
@@ -90,7 +95,7 @@ def restore(objects: Mapping[str, Any], tree: Tree) -> tuple[str, ...]:
     order = sorted(live, key=lambda name: (ORDER.index(contract.classify(name, live[name])), name))
     for name in order:
         try:
-            _write(live[name], states[name], tree, name)
+            _write(live[name], copy.deepcopy(states[name]) if keep else states[name], tree, name, modes=modes)
         except _LOADING_FAILED as error:
             raise RestoreError(
                 f"{name!r} failed while loading its state; the state is now partly restored: {error}",
@@ -152,9 +157,9 @@ def _current(name: str, obj: Any, tree: Tree) -> Any:
     return obj.migrate_state_dict(tree[name], stored)
 
 
-def _write(obj: Any, state: Any, tree: Tree, name: str) -> None:
+def _write(obj: Any, state: Any, tree: Tree, name: str, *, modes: bool) -> None:
     if isinstance(obj, nn.Module):
-        modules.write(obj, state, tree[_BUFFERS].get(name, {}), tree[_OBJECTS][name]["module"])
+        modules.write(obj, state, tree[_BUFFERS].get(name, {}), tree[_OBJECTS][name]["module"], modes=modes)
     elif isinstance(obj, Optimizer):
         optimizers.write_optimizer(obj, state)
     else:

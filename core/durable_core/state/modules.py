@@ -60,9 +60,11 @@ def problems(module: nn.Module, state: Any, extras: Mapping[str, Any]) -> Iterat
 
 
 def write(
-    module: nn.Module, state: dict[str, Any], extras: Mapping[str, Any], said: Mapping[str, Any]
-) -> None:
-    """Load in place: parameters and buffers keep their identity, so optimizers keep their references."""
+    module: nn.Module, state: dict[str, Any], extras: Mapping[str, Any], said: Mapping[str, Any], *,
+    modes: bool = True,
+) -> None:  # fmt: skip
+    """Load in place: parameters and buffers keep their identity, so optimizers keep their references.
+    ``modes``: what is frozen and what is evaluated becomes as it was, too."""
     loading: OrderedDict[str, Any] = OrderedDict(state)
     versions = said.get("versions", {})
     loading._metadata = {  # type: ignore[attr-defined]
@@ -71,6 +73,8 @@ def write(
     }
     module.load_state_dict(loading, strict=True)
     _write_extras(module, extras)
+    if not modes:
+        return
     frozen, evaluating = set(said.get("frozen", ())), set(said.get("eval", ()))
     for name, parameter in module.named_parameters():
         if parameter.requires_grad == (name in frozen):
@@ -94,7 +98,7 @@ def _write_extras(module: nn.Module, extras: Mapping[str, Any]) -> None:
         else:  # a cache that forward creates or grows
             like = current if current is not None else first
             device = like.device if like is not None else value.device
-            owner.register_buffer(attribute, value.to(device), persistent=False)
+            owner.register_buffer(attribute, value.to(device, copy=True), persistent=False)
 
 
 def _misfit(name: str, live: Any, stored: Any) -> Iterator[str]:
