@@ -85,7 +85,7 @@ class Parting:
         return None if beat is None or beat.pid != self.process or beat.step < 0 else beat.step
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        error.__traceback__ = _of_script(trace)
+        error.__traceback__ = of_script(trace)
         self._previous(kind, error, error.__traceback__)
         status = self.leave(error) if os.getpid() == self.process else 1
         if status in (EXIT_FENCED, EXIT_NUMERIC):
@@ -175,7 +175,7 @@ def _status(error: BaseException, ours: DurableError | None) -> int:
     return EXIT_FENCED if isinstance(ours, FencedError) else 1
 
 
-def _of_script(trace: TracebackType | None) -> TracebackType | None:
+def of_script(trace: TracebackType | None) -> TracebackType | None:
     """Without the frames of what ran the script, which are no part of it."""
     at, begin = trace, trace
     while at is not None:
@@ -189,7 +189,7 @@ def _of_script(trace: TracebackType | None) -> TracebackType | None:
 
 def _frames(error: BaseException) -> tuple[str, ...]:
     frames: list[str] = []
-    at = _of_script(error.__traceback__)
+    at = of_script(error.__traceback__)
     while at is not None:
         code = at.tb_frame.f_code
         frames.append(f"{'/'.join(PurePath(code.co_filename).parts[-2:])}:{code.co_name}")

@@ -27,26 +27,32 @@ def run(argv: Sequence[str], module: bool = False) -> None:
     """Become the script ``argv[0]``, or the module of that name, with the arguments that follow.
 
     Returns when it has ended; raises what it raises. Last words on a ``SystemExit`` are left here, those on
-    anything else by the hook that sees it uncaught. ``sys.path[0]`` is taken for the entry of whoever calls.
+    anything else by the hook that sees it uncaught.
     """
+    try:
+        become(argv, module)
+    except SystemExit as error:
+        uncaught.ended(error)
+        raise
+    finally:
+        _script_ended(Launched.of())
+
+
+def become(argv: Sequence[str], module: bool = False) -> None:
+    """The script alone, without what a launcher is told of its end. ``sys.path[0]`` is taken for the entry of
+    whoever calls."""
     sys.argv[:] = argv
     path = Path(argv[0])
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = str(
             Path.cwd() if module else path.resolve() if path.is_dir() else path.resolve().parent
         )
-    try:
-        if module:
-            runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
-        elif path.is_dir() or zipfile.is_zipfile(path):
-            runpy.run_path(argv[0], run_name="__main__")
-        else:
-            _become(path.absolute())
-    except SystemExit as error:
-        uncaught.ended(error)
-        raise
-    finally:
-        _script_ended(Launched.of())
+    if module:
+        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+    elif path.is_dir() or zipfile.is_zipfile(path):
+        runpy.run_path(argv[0], run_name="__main__")
+    else:
+        _execute(path.absolute())
 
 
 def _script_ended(launched: Launched) -> None:
@@ -63,7 +69,7 @@ class _Script(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-def _become(path: Path) -> None:
+def _execute(path: Path) -> None:
     """Not ``runpy``: it changes ``sys.argv[0]``, and takes ``__main__`` away before what runs at exit."""
     loader = _Script("__main__", str(path))
     main = ModuleType("__main__")
