@@ -1,21 +1,19 @@
-"""Durable training for Accelerate: not built yet.
+"""Accelerate adapter: one class, and a run survives ``kill -9`` at any instant as the same run.
 
-The names this package will export are reserved, and using one says so and names what works today.
+>>> from accelerate_durable import Accelerator
+>>> accelerator = Accelerator(durable="runs/exp1")  # doctest: +SKIP
+>>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # doctest: +SKIP
 """
 
-from __future__ import annotations
+try:
+    import accelerate  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "accelerate_durable needs Accelerate: pip install 'durable-training[accelerate]'"
+    ) from error
 
-from typing import NoReturn
+from accelerate_durable.accelerator import Accelerator, attach
+from accelerate_durable.exits import FencedExit
+from accelerate_durable.options import DurableOptions
 
-from durable_core.errors import UnsupportedError
-
-_PLANNED = ("Accelerator", "attach")
-
-
-def __getattr__(name: str) -> NoReturn:
-    if name in _PLANNED:
-        raise UnsupportedError(
-            f"accelerate_durable.{name} is not built yet",
-            hint="use durable_core.DurableSession in the loop, or lightning_durable.DurableCheckpoint",
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["Accelerator", "DurableOptions", "FencedExit", "attach"]

@@ -20,8 +20,9 @@ from durable_core.session.run import Run
 from durable_core.session.saving import Due
 from durable_core.session.status import Status
 from durable_core.session.world import World
+from durable_core.state import buckets
 from durable_core.types import Promise
-from lightning_durable import buckets, guard, hooks, state
+from lightning_durable import guard, hooks, state
 from lightning_durable.data import Data
 from lightning_durable.evaluating import Evaluations
 from lightning_durable.exits import FencedExit
@@ -188,7 +189,7 @@ class Fit:
     def _restore(self) -> None:
         """Lightning has put back its part and run every start hook. Now the rest; random streams last."""
         loaded = self._loaded
-        buckets.settle(self._trainer)
+        buckets.settle(self._trainer.strategy.model, self._trainer.strategy.root_device)
         if loaded is not None:
             hooks.end_restart(self._trainer)
             state.restore_rest(self._trainer, self._module, loaded.state)

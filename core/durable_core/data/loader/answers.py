@@ -8,6 +8,7 @@ from typing import Any
 
 from durable_core.data.ledger import Ledger
 from durable_core.data.loader.choose import endless
+from durable_core.data.loader.passes import Pass
 from durable_core.data.loader.plan import Plan
 from durable_core.data.loader.settings import Settings
 from durable_core.data.physical.metrics import Metrics
@@ -22,6 +23,7 @@ class Answers:
     _plan: Plan
     _ledger: Ledger
     _metrics: Metrics
+    _pass: Pass | None
 
     def metrics(self) -> Metrics:
         """What reading has cost so far, summed over the workers; ``lead``: handed over and not trained.
@@ -117,6 +119,16 @@ class Answers:
     def endless(self) -> bool:
         """Whether an epoch is known to have no end (of a mixture that begins its sources again for ever)."""
         return self._plan.sequence is not None and endless(self._plan.sequence)
+
+    @property
+    def passing(self) -> int:
+        """The epoch of the pass under way, or of the last one; before the first that of the position."""
+        return self._ledger.position[0] if self._pass is None else self._pass.start[0]
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the batch handed over last is the last of its epoch; False while nobody knows."""
+        return self._pass is not None and self._pass.ended
 
     @property
     def drop_last(self) -> bool:

@@ -1,4 +1,4 @@
-"""DDP's gradient buckets, laid out before the first step as they will stay.
+"""L3. DDP's gradient buckets, laid out before the first step as they will stay.
 
 DDP begins with one layout and makes another after its first backward, in the order in which gradients
 became ready then. An element's place in a bucket decides in which order the replicas' gradients are
@@ -9,24 +9,19 @@ pass over nothing before the first step makes the final layout the same in every
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
 
-
-def settle(trainer: Trainer) -> None:
+def settle(model: nn.Module | None, device: torch.device) -> None:
     """Collective, on every rank, before anything of a life's state is put in place that it would disturb.
 
-    Gradients are cleared by it. Nothing happens where the layout never changes
-    (``find_unused_parameters``); a static graph is left alone, as it must not see another one first.
+    ``model`` as it is called in training, on ``device``. Gradients are cleared. Nothing happens where the
+    layout never changes (``find_unused_parameters``); a static graph is left alone, as it must not see
+    another one first.
     """
-    model = trainer.strategy.model
     if not isinstance(model, DistributedDataParallel) or dist.get_world_size() <= 2:
         return
     if model.find_unused_parameters or model.static_graph:
@@ -39,11 +34,15 @@ def settle(trainer: Trainer) -> None:
         # Autograd goes backwards: the last parameter's gradient is ready first, as in most models.
         return torch.stack([parameter.sum().float() * 0 for parameter in parameters]).sum()
 
+    own = module.__dict__.get("forward")  # of this instance, as mixed precision puts one there
     module.forward = nothing
     try:
-        model(torch.zeros(1, device=trainer.strategy.root_device)).backward()
+        model(torch.zeros(1, device=device)).backward()
     finally:
-        del module.forward
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
     for parameter in parameters:
         parameter.grad = None
     with torch.no_grad():

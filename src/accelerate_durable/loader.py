@@ -1,0 +1,141 @@
+"""Prepared loaders: Accelerate's own, of which one has its batches from a ``DurableLoader``.
+
+Which one trains is not known before training begins (see ``choosing``), so each of them asks at the start of
+a pass. One that does not train does what Accelerate made it do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, DataLoaderStateMixin
+from accelerate.state import GradientState
+from accelerate.utils import send_to_device, synchronize_rng_states
+
+from accelerate_durable import hooks
+from accelerate_durable.passes import Pass
+from durable_core.data import DurableLoader
+
+if TYPE_CHECKING:
+    from accelerate_durable.durable import Durable
+
+_END = object()
+
+
+class PreparedLoader(DataLoaderStateMixin):
+    """What the classes below have in common. ``bind`` comes before everything else."""
+
+    _durable: Durable
+    _place: torch.device | None  # where batches go; None: they are left where they are
+    _evaluates = False
+    iteration: int
+
+    def bind(self, durable: Durable, device: torch.device | None) -> None:
+        self._durable, self._place = durable, device
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._durable.trains(self):
+            yield from self._training(self._durable)
+            return
+        self._evaluates = True
+        try:
+            for batch in super().__iter__():  # type: ignore[misc]  # Accelerate's, of the classes below
+                self._durable.handed_out(self)
+                yield batch
+        finally:
+            self._evaluates = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """The script's number of the pass to come: a hint where in its own loop it is."""
+        if not self._evaluates:  # else it is Accelerate that says it
+            self._durable.told_epoch(self, epoch)
+        super().set_epoch(epoch)  # type: ignore[misc]
+
+    def _training(self, durable: Durable) -> Iterator[Any]:
+        verdict = durable.begin_pass()
+        if verdict is not Pass.TRAINS:
+            self.iteration += 1
+            return
+        loader = durable.training_data
+        self._synchronize(loader)
+        self.begin()
+        try:
+            batches = iter(loader)
+            durable.entered(loader.passing)
+            while self.end_of_dataloader or not durable.before_batch():
+                batch = next(batches, _END)
+                if batch is _END:
+                    break
+                self.end_of_dataloader = loader.at_end
+                durable.handed_out(self)
+                yield self._placed(batch)
+            self.iteration += 1
+        finally:
+            self.end()
+
+    def _synchronize(self, loader: DurableLoader) -> None:
+        """What ``Accelerator(rng_types=...)`` asks for, once an epoch. Samplers have no generator here."""
+        kinds = [kind for kind in getattr(self, "rng_types", None) or () if kind != "generator"]
+        if kinds and not loader.cursor.batch:
+            synchronize_rng_states(kinds)
+
+    def _placed(self, batch: Any) -> Any:
+        if self._place is None:
+            return batch
+        return send_to_device(batch, self._place, non_blocking=getattr(self, "_non_blocking", False))
+
+
+class PreparedShard(PreparedLoader, DataLoaderShard):
+    """Of a loader whose processes each read their own share."""
+
+
+class PreparedDispatcher(PreparedLoader, DataLoaderDispatcher):
+    """Of one that the first process reads for all. When it trains, each reads its own share."""
+
+
+class PreparedDurable(PreparedLoader):
+    """Of a ``DurableLoader`` that the script made itself. Accelerate has none of its own for it."""
+
+    def __init__(self, loader: DurableLoader, *, drop_last: bool, non_blocking: bool) -> None:
+        self.loader = loader
+        self.gradient_state = GradientState()
+        self.iteration = 0
+        self._drop_last, self._non_blocking = drop_last, non_blocking
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._durable.trains(self):
+            return self._training(self._durable)
+        return self._evaluating()
+
+    def _evaluating(self) -> Iterator[Any]:
+        for batch in self.loader:
+            self._durable.handed_out(self)
+            yield self._placed(batch)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._durable.told_epoch(self, epoch)
+
+    @property
+    def total_batch_size(self) -> int:
+        return self.loader.global_batch
+
+    @property
+    def total_dataset_length(self) -> int:
+        return len(self.loader.dataset)
+
+
+def prepared(loader: Any, durable: Durable, device: torch.device | None) -> Any:
+    """Make a loader that Accelerate has prepared one of ours, in place."""
+    hooks.become(loader, PreparedDispatcher if isinstance(loader, DataLoaderDispatcher) else PreparedShard)
+    loader.bind(durable, device)
+    return loader

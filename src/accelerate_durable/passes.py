@@ -1,0 +1,82 @@
+"""Which epoch a pass over the training loader is, and what becomes of it: decisions, and what they stand on.
+
+A script's loop begins again at its first epoch when it is restarted. So pass *i* of a process is epoch
+``first + i``; passes of epochs that are over yield nothing, and the pass of the one under way goes on.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import accelerate
+
+#: Passes in a row, beyond the end of a run, after which a script is told that none will yield anything.
+BEYOND = 10_000
+
+
+class Pass(enum.Enum):
+    """What a pass does, and why."""
+
+    TRAINS = "its epoch is the one under way"
+    OVER = "its epoch was trained before this process began"
+    ENDED = "the run has ended"
+
+
+def decide(*, epoch: int, under_way: int, training: bool, ended: bool) -> Pass:
+    """``epoch``: of the pass; ``under_way``: that of the data position. ``training``: a pass of this process
+    has trained, and from then on the data counts the epochs itself."""
+    if ended:
+        return Pass.ENDED
+    return Pass.OVER if not training and epoch < under_way else Pass.TRAINS
+
+
+class Loop:
+    """Where the script's loop stands: a state object of the run.
+
+    ``first``: the epoch of this process's first pass. ``offset``: what the script calls an epoch, by
+    ``set_epoch``, less what the data calls it; ``None`` where the script has not said anything.
+    """
+
+    def __init__(self, accelerator: accelerate.Accelerator) -> None:
+        self._accelerator = accelerator
+        self.first = 0
+        self.begun = 0
+        self.training = False
+        self.epoch = 0
+        self.offset: int | None = None
+        self._told: int | None = None
+
+    def tell(self, epoch: int) -> None:
+        """The script's own number of the pass to come, and so of every one after it."""
+        self._told = epoch
+
+    def next_epoch(self) -> int:
+        """The epoch that the pass to come is, as far as this process can know."""
+        if self._told is not None:
+            return self._told - (self.offset or 0)
+        return self.first + self.begun
+
+    def begin(self, verdict: Pass, epoch: int) -> None:
+        """A pass has begun, and it is of ``epoch``."""
+        self.begun += 1
+        if verdict is Pass.TRAINS:
+            self.training, self.epoch = True, epoch
+            if self._told is not None:
+                self.offset = self._told - epoch
+        self._told = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "offset": self.offset,
+            "step": self._accelerator.step,
+            "iteration": self._accelerator.project_configuration.iteration,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.epoch, self.offset = state["epoch"], state["offset"]
+        self._accelerator.step = state["step"]
+        self._accelerator.project_configuration.iteration = state["iteration"]
