@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import accelerate
@@ -105,7 +106,7 @@ class DurableMixin:
 
     # --- checkpoints --------------------------------------------------------------------------
 
-    def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **kwargs: Any) -> str:
+    def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **kwargs: Any) -> Path:
         return self.durable.states.save(output_dir, safe_serialization=safe_serialization, **kwargs)
 
     def load_state(self, input_dir: Any = None, load_kwargs: Any = None, **kwargs: Any) -> None:

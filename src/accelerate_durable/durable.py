@@ -9,6 +9,7 @@ import atexit
 import os
 import sys
 import weakref
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,9 +105,10 @@ class Durable:
 
     # --- opening -----------------------------------------------------------------------------
 
-    def open(self) -> DurableSession:
+    def open(self, before: Callable[[Mapping[str, Any]], None] | None = None) -> DurableSession:
         """At first need: claim the run, and put what it goes on with in place.
 
+        ``before`` is called with the state objects by name: what a run without history is to begin with.
         Raises what ``DurableSession.open`` raises, ``UnsupportedError`` for a loader that cannot be made
         exact, ``UsageError`` when nobody says where the run lives, or it has ended in this process.
         """
@@ -122,6 +124,8 @@ class Durable:
         for model in self._called:
             buckets.settle(model, self.accelerator.device)
         state = self._state()
+        if before is not None:
+            before(state)
         models = [item for item in state.values() if isinstance(item, torch.nn.Module)]
         session = DurableSession.open(
             root,
@@ -269,9 +273,14 @@ class Durable:
     def skip(self, batches: int) -> None:
         """The script asks for a loader without its first ``batches``: a run with a history goes on where it
         stands, and a fresh one begins there. Raises as ``DurableLoader.skip``."""
-        session = self.open()
-        if session.restored is None and not self.loop.training:
-            self.training_data.skip(batches)
+        session, loader = self.open(), self.training_data
+        if session.restored is None and not self.loop.training and not loader.cursor.consumed_samples:
+            loader.skip(batches)
+
+    @property
+    def by_hand(self) -> bool:
+        """The script says where its boundaries are (``commit``)."""
+        return self._by_hand
 
     @property
     def _due(self) -> bool:

@@ -19,6 +19,8 @@ from typing import Any
 
 from durable_core.errors import FormatError, NotFoundError, UnknownVersionError, UsageError
 
+#: Below the project directory, where automatic naming makes its own.
+CHECKPOINTS = "checkpoints"
 POINTER = "durable.json"
 FORMAT = 1
 #: What accelerate writes into the directory of any state: without a model there are still random streams.
@@ -156,6 +158,11 @@ class Folder:
             document["detail"],
         )  # fmt: skip
 
+    @property
+    def run(self) -> str:
+        """Whose it is; empty: no durable run's."""
+        return "" if self.pointer is None else self.pointer.run
+
     def check(self) -> Folder:
         """It, if something can be loaded from it; raises what is wrong with it otherwise."""
         if self.kind is Kind.MISSING:
@@ -191,7 +198,7 @@ def newest(folders: Iterable[Folder], run: str | None) -> tuple[Folder | None, t
     passed: list[str] = []
     for folder in folders:
         if folder.kind in (Kind.OURS, Kind.PLAIN):
-            if run is None or (folder.pointer is not None and folder.pointer.run == run):
+            if run is None or folder.run == run:
                 return folder, tuple(passed)
         else:
             passed.append(f"{folder.path} is passed over: {_trouble(folder)}")
@@ -272,14 +279,13 @@ def at_start(folder: Folder | None, *, root: str, run: str | None, origin: str =
                 hint="call save_state first; or leave load_state out: a durable run goes on by itself",
             )
         return Start.GO_ON
-    pointer = folder.check().pointer
     if run is None:
-        return Start.ACCELERATE if pointer is None else Start.TAKE_OVER
-    if (pointer is not None and pointer.run == run) or (origin and same_path(folder.path, origin)):
+        return Start.ACCELERATE if folder.check().pointer is None else Start.TAKE_OVER
+    if folder.check().run == run or (origin and same_path(folder.path, origin)):
         return Start.GO_ON
-    whose = "accelerate wrote it" if pointer is None else f"it is of run {pointer.run} at {pointer.root}"
     raise FolderError(
-        f"{folder.path} is not of the run at {root}, which has a history of its own (run {run}): {whose}",
+        f"{folder.path} is not of the run at {root}, which has a history of its own (run {run}): "
+        + _whose(folder),
         hint="leave load_state out to go on with that run, or give this one another root",
     )
 
@@ -289,11 +295,15 @@ def of_this_run(folder: Folder, *, root: str, run: str) -> Pointer:
     pointer = folder.check().pointer
     if pointer is not None and pointer.run == run:
         return pointer
-    whose = "accelerate wrote it" if pointer is None else f"it is of run {pointer.run} at {pointer.root}"
     raise FolderError(
-        f"{folder.path} is not of the run at {root} (run {run}), which has begun: {whose}",
+        f"{folder.path} is not of the run at {root} (run {run}), which has begun: {_whose(folder)}",
         hint="call load_state before the first batch, on a root without history",
     )
+
+
+def _whose(folder: Folder) -> str:
+    pointer = folder.pointer
+    return "accelerate wrote it" if pointer is None else f"it is of run {pointer.run} at {pointer.root}"
 
 
 def same_path(one: str, other: str) -> bool:

@@ -37,7 +37,8 @@ class Loop:
     """Where the script's loop stands: a state object of the run.
 
     ``first``: the epoch of this process's first pass. ``offset``: what the script calls an epoch, by
-    ``set_epoch``, less what the data calls it; ``None`` where the script has not said anything.
+    ``set_epoch``, less what the data calls it; ``None`` where the script has not said anything. ``origin``:
+    the directory that ``load_state`` began the run with; empty: none.
     """
 
     def __init__(self, accelerator: accelerate.Accelerator) -> None:
@@ -47,6 +48,7 @@ class Loop:
         self.training = False
         self.epoch = 0
         self.offset: int | None = None
+        self.origin = ""
         self._told: int | None = None
 
     def tell(self, epoch: int) -> None:
@@ -72,11 +74,12 @@ class Loop:
         return {
             "epoch": self.epoch,
             "offset": self.offset,
+            "origin": self.origin,
             "step": self._accelerator.step,
             "iteration": self._accelerator.project_configuration.iteration,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.epoch, self.offset = state["epoch"], state["offset"]
+        self.epoch, self.offset, self.origin = state["epoch"], state["offset"], state["origin"]
         self._accelerator.step = state["step"]
         self._accelerator.project_configuration.iteration = state["iteration"]

@@ -1,0 +1,308 @@
+"""``save_state``: the state is committed, and then the directory that the script asked for names it.
+
+In this order, so that a kill between any two of them costs nothing that was told to be there:
+
+1. the checkpoint is committed;
+2. it is pinned in the journal: what a directory names is never collected;
+3. the directory is there, whole;
+4. what ``total_limit`` no longer wants is out of sight;
+5. checkpoints that no directory names any more are unpinned;
+6. the old directories are removed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accelerate_durable import folders, hooks, loading, making
+from accelerate_durable.exits import FencedExit
+from accelerate_durable.folders import Folder, FolderError, Kind, Pointer
+from durable_core.engine.roots import named
+from durable_core.errors import CommitAborted, FencedError, UsageError
+from durable_core.format import canonical, digests
+from durable_core.session import notices
+from durable_core.session.plain import DurableSession
+from durable_core.state import bits, capture, rng, tree
+
+if TYPE_CHECKING:
+    from accelerate_durable.durable import Durable
+
+
+class SaveStates:
+    """The directories of one accelerator. Every method is called by all ranks, on the training thread."""
+
+    def __init__(self, durable: Durable) -> None:
+        self._durable = durable
+        self._deferred: list[Path] = []
+        self._naming: dict[str, Pointer] = {}  # directories seen to name a checkpoint
+        self._parents: list[Path] = []  # where they are
+        self._since = Since()
+        self._told: set[str] = set()
+
+    # --- what a script calls --------------------------------------------------------------------
+
+    def save(self, output_dir: str | os.PathLike[str] | None = None, **_: Any) -> Path:
+        """What accelerate's ``save_state`` means: when it returns, the state is durable and ``output_dir``
+        names it, on all ranks. Returns the directory, as accelerate's does.
+
+        In the middle of an accumulation both happen at the end of it. While passes yield nothing after a
+        restart, nothing is saved, and a directory that is not there names the run's newest checkpoint.
+        Raises ``FolderError`` without ``output_dir`` and automatic naming, ``CommitAborted`` when the
+        checkpoint could not be committed, and the errors of a tier.
+        """
+        durable = self._durable
+        session = durable.session or durable.open()
+        if session.run.completed or durable.epochs_over:
+            return self._stand_in(session, output_dir)
+        place = self._next_place(session, output_dir)
+        if not durable.by_hand:
+            durable.boundary()
+        if self._within_a_step(session):
+            self._deferred.append(place)
+            self._tell(
+                "within",
+                "save_state was called within a step, whose gradients no checkpoint has: it takes effect "
+                f"when the step is complete ({place})",
+            )
+            return place
+        self._save(session, place)
+        return place
+
+    def load(
+        self, input_dir: str | os.PathLike[str] | None = None, load_kwargs: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:  # fmt: skip
+        """What accelerate's ``load_state`` means; see ``loading``."""
+        self._since.forget()
+        loading.load(self._durable, input_dir, load_kwargs, more)
+
+    # --- what the loop calls ----------------------------------------------------------------------
+
+    def before_batch(self) -> None:
+        """Between two steps: after the boundary, if one was due, and before the next batch is taken; and
+        after the last one. Two tests where there is nothing to do."""
+        if self._since.marked:
+            self._tell_what_is_not_saved(self._since.found(self._watched()))
+            self._since.forget()
+        session = self._durable.session
+        if self._deferred and session is not None and not self._within_a_step(session):
+            places, self._deferred = self._deferred, []
+            self._save(session, *places)
+
+    def _within_a_step(self, session: DurableSession) -> bool:
+        loader = self._durable.loader
+        return session.updated or bool(loader is not None and loader.outstanding)
+
+    # --- saving -----------------------------------------------------------------------------------
+
+    def _save(self, session: DurableSession, *places: Path) -> None:
+        if self._since.marked:  # of the same step: the head is named once more, as it was
+            self._tell_what_is_not_saved(self._since.found(self._watched()))
+        try:
+            pointer = self._commit(session)
+            for place in places:
+                self._name(session, place, pointer)
+        except FencedError as error:
+            raise FencedExit from error
+        self._since.mark(self._watched())
+
+    def _commit(self, session: DurableSession) -> Pointer:
+        """The state of this boundary is durable."""
+        world = session.run.world
+        if not world.all(_is_durable(session)):
+            session.flush()
+        if not world.all(_is_durable(session)):
+            session.save(wait=True)
+        if not _is_durable(session):
+            raise CommitAborted(f"the state of step {session.steps} was not committed")
+        return self._pointer(session)
+
+    def _pointer(self, session: DurableSession) -> Pointer:
+        assert session.newest is not None, "a session that is open has committed or restored something"
+        c, step, manifest = session.newest
+        loader = self._durable.loader
+        at = (0, 0) if loader is None else (loader.cursor.epoch, loader.cursor.batch)
+        return Pointer(named(self._durable.root), session.run.run_id, c, step, manifest, *at)
+
+    def _name(self, session: DurableSession, asked: Path, pointer: Pointer) -> None:
+        """``asked`` names the checkpoint, which is pinned; older ones are let go of."""
+        place = asked.resolve()
+        if not session.run.completed:
+            session.pin(pointer.c)
+        self._make(session, place, pointer)
+        if place.parent not in self._parents:
+            self._parents.append(place.parent)
+        if not session.run.completed:
+            self._let_go(session, place)
+
+    def _make(self, session: DurableSession, place: Path, pointer: Pointer) -> None:
+        """Hooks run on every rank, as under accelerate; one of them, or of each node, makes the directory."""
+        together, makes = session.run.world.together, self._makes
+        together(lambda: making.told(place, lambda: making.begin(place)) if makes else None)
+        self._run_hooks(place)
+        together(lambda: making.told(place, lambda: making.complete(place, pointer)) if makes else None)
+        if not makes and self._durable.accelerator.is_local_main_process:
+            shutil.rmtree(making.partial_of(place), ignore_errors=True)  # of a node whose disk is its own
+
+    def _run_hooks(self, place: Path) -> None:
+        accelerator = self._durable.accelerator
+        found = hooks.save_hooks(accelerator)
+        if not found:
+            return
+        partial = making.partial_of(place)
+        partial.mkdir(parents=True, exist_ok=True)
+        models = hooks.models(accelerator)
+        weights = [accelerator.get_state_dict(model, unwrap=False) for model in models]
+        for hook in found:
+            hook(models, weights, str(partial))
+
+    @property
+    def _makes(self) -> bool:
+        """Whether this process is the one that writes on its disk."""
+        accelerator = self._durable.accelerator
+        if accelerator.project_configuration.save_on_each_node:
+            return accelerator.is_local_main_process
+        return accelerator.is_main_process
+
+    # --- letting go ---------------------------------------------------------------------------------
+
+    def _let_go(self, session: DurableSession, place: Path) -> None:
+        """Directories beyond ``total_limit``, and pins of checkpoints that no directory names any more:
+        the script may have removed some itself, or one names another checkpoint now."""
+        world, limit = session.run.world, self._limit
+
+        def hide() -> None:
+            if self._makes and limit is not None:
+                making.told(place.parent, lambda: making.retire(place.parent, limit))
+
+        def unnamed() -> list[int]:
+            before = list(self._naming.values())
+            self._naming = {}
+            for parent in self._parents:
+                before += making.pointers(parent, gone=True).values()
+                self._naming |= making.pointers(parent)
+            return list(folders.let_go(before, self._naming.values(), session.run.run_id))
+
+        world.together(hide)
+        for c in world.decide(lambda: making.told(place.parent, unnamed)):
+            session.unpin(c)
+        if self._makes:
+            making.told(place.parent, lambda: making.sweep(place.parent))
+
+    @property
+    def _limit(self) -> int | None:
+        """``total_limit`` is about the directories of automatic naming, and no others."""
+        project = self._durable.accelerator.project_configuration
+        return project.total_limit if project.automatic_checkpoint_naming else None
+
+    # --- which directory ------------------------------------------------------------------------------
+
+    def _next_place(self, session: DurableSession, output_dir: str | os.PathLike[str] | None) -> Path:
+        project = self._durable.accelerator.project_configuration
+        if not project.automatic_checkpoint_naming:
+            project.iteration += 1
+            return _given(output_dir)
+        parent = automatic(project.project_dir)
+        number = session.run.world.decide(
+            lambda: folders.next_number(project.iteration, making.told(parent, lambda: making.names(parent)))
+        )
+        project.iteration = number + 1  # of the state that is saved now: who restores it makes the next one
+        return parent / f"checkpoint_{number}"
+
+    def _stand_in(self, session: DurableSession, output_dir: str | os.PathLike[str] | None) -> Path:
+        """The directory of a call that the run made in an earlier life. One that is not there (killed
+        between the commit and the directory, or removed since) is made, and names the newest checkpoint."""
+        project = self._durable.accelerator.project_configuration
+        if project.automatic_checkpoint_naming:
+            place = automatic(project.project_dir) / f"checkpoint_{max(project.iteration - 1, 0)}"
+        else:
+            place = _given(output_dir)
+        found = session.run.world.decide(lambda: making.told(place, lambda: Folder.at(place)).kind.value)
+        if Kind(found) not in (Kind.OURS, Kind.PLAIN, Kind.NEWER):
+            self._name(session, place, self._pointer(session))
+        return place
+
+    # --- what comes after a save --------------------------------------------------------------------
+
+    def _watched(self) -> dict[str, Any]:
+        accelerator = self._durable.accelerator
+        watched = {
+            f"scheduler {number}": scheduler for number, scheduler in enumerate(hooks.schedulers(accelerator))
+        }
+        registered = enumerate(hooks.registered(accelerator))
+        return watched | {f"registered object {number}": item for number, item in registered}
+
+    def _tell_what_is_not_saved(self, found: list[str]) -> None:
+        if found:
+            self._tell(
+                "after",
+                f"what came after save_state and before the next batch has changed {', '.join(found)}, of "
+                "which the checkpoint knows nothing: a restart from it would not be the same run. Call "
+                "save_state last, or leave saving to the run",
+            )
+
+    def _tell(self, kind: str, sentence: str) -> None:
+        """Once of each kind, by one process."""
+        if kind not in self._told and self._durable.accelerator.is_main_process:
+            notices.say(sentence)
+        self._told.add(kind)
+
+
+class Since:
+    """Whether what a script may change between ``save_state`` and the next batch has changed."""
+
+    def __init__(self) -> None:
+        self._was: dict[str, str] = {}
+
+    @property
+    def marked(self) -> bool:
+        return bool(self._was)
+
+    def mark(self, objects: Mapping[str, Any]) -> None:
+        self._was = _looks(objects)
+
+    def found(self, objects: Mapping[str, Any]) -> list[str]:
+        """Names of what is otherwise now."""
+        now = _looks(objects)
+        return [name for name, look in self._was.items() if now.get(name) != look]
+
+    def forget(self) -> None:
+        self._was = {}
+
+
+def _looks(objects: Mapping[str, Any]) -> dict[str, str]:
+    looks = {name: _look(capture.capture({"it": item})) for name, item in objects.items()}
+    return looks | {"random streams": _look(rng.capture())}
+
+
+def _look(state: Any) -> str:
+    flat = tree.flatten(state, prefix="s")
+    document = digests.xxh3(canonical.dumps(flat.doc))
+    return document + bits.digest(bits.sums(flat.tensors.items()))
+
+
+def _is_durable(session: DurableSession) -> bool:
+    return session.newest is not None and session.newest[1] == session.steps
+
+
+def automatic(project_dir: str | None) -> Path:
+    """Where automatic naming puts its directories."""
+    if project_dir is None:
+        raise UsageError(
+            "automatic_checkpoint_naming without a project directory",
+            hint="Accelerator(project_dir=...), or ProjectConfiguration(project_dir=...)",
+        )
+    return Path(project_dir) / folders.CHECKPOINTS
+
+
+def _given(output_dir: str | os.PathLike[str] | None) -> Path:
+    if output_dir is None:
+        raise FolderError(
+            "save_state() without a directory, and automatic checkpoint naming is off",
+            hint="save_state(DIR), or ProjectConfiguration(automatic_checkpoint_naming=True)",
+        )
+    return Path(output_dir)
