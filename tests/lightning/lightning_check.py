@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lightning_subject import Case, Line, Strike, at_line, fit, group, life, lines
+from lightning_subject import Case, Strike, at_line, fit, group, lines
 
 from durable_core.engine.audit import audit
 from durable_core.engine.inspect import open_run
+from tests.lives import Line, check_stretches, life
 
 #: (what, number, act): where a life ends
 Kill = tuple[str, int]
@@ -76,26 +77,3 @@ def survives(
         lives = [lines(home, log=f"life{number}-{rank}") for number in range(len(kills) + 1)]
         check_stretches(expected[rank], lives)
     return codes
-
-
-def check_stretches(expected: list[Line], lives: Sequence[list[Line]]) -> None:
-    """Each life is a stretch of ``expected`` that begins where, or before, the life before it ended."""
-    reached = 0
-    for number, life_lines in enumerate(lives):
-        starts = [k for k in range(reached + 1) if expected[k : k + len(life_lines)] == life_lines]
-        if not starts:
-            raise AssertionError(
-                f"life {number} is not the same run: {difference(expected[: reached + 1], life_lines)}"
-            )
-        reached = starts[-1] + len(life_lines)
-    assert reached == len(expected), "the last life stopped short"
-
-
-def difference(expected: list[Line], found: list[Line]) -> str:
-    for line in found:
-        twins = [
-            other for other in expected if all(other.get(k) == line.get(k) for k in ("what", "at", "step"))
-        ]
-        if twins and line not in twins:
-            return f"expected {twins[-1]}, found {line}"
-    return f"begins with {found[:1]}"

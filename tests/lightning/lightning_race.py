@@ -9,7 +9,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning_subject import life
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -20,6 +19,7 @@ from durable_core.state import stable
 from durable_core.state.staging import Staged, copying
 from lightning_durable import DurableCheckpoint
 from lightning_durable.fit import BEFORE_BATCH, Fit
+from tests.lives import life
 
 DEADLINE, BATCHES, WIDTH = 60.0, 6, 8
 

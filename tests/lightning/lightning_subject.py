@@ -10,11 +10,6 @@ import hashlib
 import json
 import os
 import random
-import signal
-import socket
-import sys
-import traceback
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +23,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchmetrics import MeanMetric
 
 from lightning_durable import DurableCheckpoint
+from tests.lives import Line, ended, free_port, kill_self, start
 
 SAMPLES, BATCH, EPOCHS, WIDTH = 64, 4, 3, 6
-Line = dict[str, Any]
 Strike = Callable[["Notes", str], None]  # told of every line
 
 
@@ -349,49 +344,9 @@ def fit(
     return trainer, module
 
 
-def life(home: Path, action: Callable[[], Any]) -> int:
-    """Run ``action`` in a forked process; its exit code, negative for a signal."""
-    return ended(start(home, action))
-
-
-def ended(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def start(home: Path, action: Callable[[], Any]) -> int:
-    """Fork a process that runs ``action`` and never returns; its pid."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.setsid()
-            signal.alarm(180)  # a hang ends as a failure
-            out = os.open(home / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            sys.stdout = sys.stderr = os.fdopen(out, "w", buffering=1)
-            warnings.showwarning = lambda message, kind, *_: print(
-                f"{kind.__name__}: {message}", file=sys.stderr
-            )
-            torch.set_num_threads(1)  # a forked child must start no thread pool its parent already had
-            warnings.simplefilter("default")
-            action()
-            code = 0
-        except SystemExit as leaving:
-            code = leaving.code if isinstance(leaving.code, int) else 1
-        finally:
-            if sys.exc_info()[1] is not None:
-                traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(code)
-    return pid
-
-
 def group(home: Path, world: int, action: Callable[[int], Any]) -> list[int]:
     """``action(rank)`` in ``world`` forked processes, as torchrun starts them; their exit codes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
 
     def ranked(rank: int) -> None:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NODE_RANK="0", LOCAL_RANK=str(rank))
@@ -399,10 +354,6 @@ def group(home: Path, world: int, action: Callable[[int], Any]) -> list[int]:
 
     pids = [start(home, lambda rank=rank: ranked(rank)) for rank in range(world)]
     return [ended(pid) for pid in pids]
-
-
-def kill_self() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def at_line(what: str, number: int, act: Callable[[], None] = kill_self, *, settled: bool = True) -> Strike:

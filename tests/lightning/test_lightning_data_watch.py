@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lightning_subject import Case, fit, life
+from lightning_subject import Case, fit
 
 from durable_core import events
 from durable_core.session.watching import SupplyWatch
+from tests.lives import life
 
 
 def starved(self: Any, step: int, *_: Any) -> None:

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from lightning_check import References, check_stretches, run_life, survives
+from lightning_check import References, run_life, survives
 from lightning_subject import Case, at_line, lines
+
+from tests.lives import check_stretches
 
 SAMPLES = 96
 

@@ -66,8 +66,9 @@ def test_plateau_cases_do_change_the_rate(references: References) -> None:
 
 def test_another_seed_changes_nothing(references: References, tmp_path: Path) -> None:
     """The seed in the journal wins; the script's is a warning."""
-    from lightning_check import check_stretches
-    from lightning_subject import at_line, fit, life, lines
+    from lightning_subject import at_line, fit, lines
+
+    from tests.lives import check_stretches, life
 
     assert life(tmp_path, lambda: fit(Case(seed=3), tmp_path, at_line("batch", 28), "one")) == -9
     assert life(tmp_path, lambda: fit(Case(seed=99), tmp_path, log="two")) == 0
@@ -82,10 +83,10 @@ def test_every_batch_of_two_epochs_can_be_the_last(references: References, tmp_p
 
 
 def test_a_loader_that_is_durable_already(references: References, tmp_path: Path) -> None:
-    from lightning_check import check_stretches
-    from lightning_subject import Samples, at_line, fit, life, lines
+    from lightning_subject import Samples, at_line, fit, lines
 
     from durable_core.data import DurableLoader
+    from tests.lives import check_stretches, life
 
     def lived(log: str, **told: Any) -> int:
         loader = DurableLoader(Samples(), 4, shuffle=True, seed=3)

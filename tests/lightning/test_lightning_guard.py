@@ -17,10 +17,10 @@ import torch
 from lightning.pytorch import callbacks
 from lightning.pytorch.plugins import MixedPrecision
 from lightning_race import BATCHES, Net, Race, check, fit, run
-from lightning_subject import life
 from torch import Tensor
 
 from lightning_durable import guard
+from tests.lives import life
 
 # --- hooks -------------------------------------------------------------------------------------
 

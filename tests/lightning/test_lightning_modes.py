@@ -11,11 +11,12 @@ import lightning as L
 import pytest
 from lightning.pytorch.tuner import Tuner
 from lightning_check import References
-from lightning_subject import Case, Line, Notes, Plain, Samples, at_line, fit, life, lines, train_loader
+from lightning_subject import Case, Notes, Plain, Samples, at_line, fit, lines, train_loader
 from torch.utils.data import DataLoader
 
 from durable_core.errors import UnsupportedError, UsageError
 from lightning_durable import DurableCheckpoint
+from tests.lives import Line, life
 
 SHORT = Case(epochs=2, samples=32)
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from lightning_check import References
-from lightning_subject import Case, at_line, ended, fit, life, lines, start
+from lightning_subject import Case, at_line, fit, lines
 
 from durable_core.errors import RunBusy, TierFull
 from durable_core.tier.posix import PosixTier
+from tests.lives import ended, life, start
 
 
 def full_disk(fails: Callable[[int], bool]) -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning_check import References, check_stretches, run_life
-from lightning_subject import Case, Line, at_line, kill_self, lines
+from lightning_check import References, run_life
+from lightning_subject import Case, at_line, lines
 
 from durable_core import Disk, Memory, Tiers
 from durable_core.engine.audit import audit
 from durable_core.engine.inspect import open_run
 from durable_core.state.snapshots import leftovers
+from tests.lives import Line, check_stretches, kill_self
 
 SAMPLES = 96
 

@@ -10,11 +10,12 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning_check import References, check_stretches, survives
-from lightning_subject import Case, Notes, Plain, Samples, Stream, at_line, fit, life, lines, train_loader
+from lightning_check import References, survives
+from lightning_subject import Case, Notes, Plain, Samples, Stream, at_line, fit, lines, train_loader
 from torch.utils.data import DataLoader
 
 from durable_core.engine.inspect import open_run
+from tests.lives import check_stretches, life
 
 
 def committed_steps(root: Path) -> list[int]:

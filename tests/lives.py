@@ -1,0 +1,99 @@
+"""Lives of a run as forked processes (the frameworks are imported already, the SIGKILL is a real one), and
+whether they are one run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: What a run wrote down of one thing it did.
+Line = dict[str, Any]
+
+#: Seconds after which a life that hangs ends as a failure.
+LONGEST_S = 180
+
+
+def start(home: Path, action: Callable[[], Any]) -> int:
+    """Fork a process that runs ``action`` and never returns; its pid. It writes to ``home/output``."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setsid()
+            signal.alarm(LONGEST_S)
+            out = os.open(home / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            sys.stdout = sys.stderr = os.fdopen(out, "w", buffering=1)
+            warnings.showwarning = lambda message, kind, *_: print(
+                f"{kind.__name__}: {message}", file=sys.stderr
+            )
+            torch.set_num_threads(1)  # a forked child must start no thread pool its parent already had
+            warnings.simplefilter("default")
+            action()
+            code = 0
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        finally:
+            if sys.exc_info()[1] is not None:
+                traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(code)
+    return pid
+
+
+def ended(pid: int) -> int:
+    """Wait for it; its exit code, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def life(home: Path, action: Callable[[], Any]) -> int:
+    """Run ``action`` in a forked process; its exit code, negative for a signal."""
+    return ended(start(home, action))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def check_stretches(expected: list[Line], lives: Sequence[list[Line]]) -> None:
+    """Each life is a stretch of ``expected`` that begins where, or before, the life before it ended."""
+    reached = 0
+    for number, life_lines in enumerate(lives):
+        starts = [k for k in range(reached + 1) if expected[k : k + len(life_lines)] == life_lines]
+        if not starts:
+            raise AssertionError(
+                f"life {number} is not the same run: {difference(expected[: reached + 1], life_lines)}"
+            )
+        reached = starts[-1] + len(life_lines)
+    assert reached == len(expected), "the last life stopped short"
+
+
+def difference(expected: list[Line], found: list[Line]) -> str:
+    """Of the stretch that is most like it, the first line that is another."""
+
+    def alike(first: int) -> int:
+        pairs = zip(expected[first:], found, strict=False)
+        return next((n for n, (mine, theirs) in enumerate(pairs) if mine != theirs), len(expected) - first)
+
+    first = max(range(len(expected)), key=alike)
+    same = alike(first)
+    told = f"from {first} on {same} of {len(found)} lines are the same"
+    if first + same < len(expected) and same < len(found):
+        told += f", then expected {expected[first + same]}, found {found[same]}"
+    return told
