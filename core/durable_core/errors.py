@@ -83,6 +83,8 @@ class CodecError(UsageError):
 class SpecMismatchError(UsageError):
     """The spec differs from the run's; ``fields`` lists what differs."""
 
+    fields: tuple[str, ...] = ()  # of one that another process met, it is not known
+
     def __init__(self, message: str, *, fields: tuple[str, ...] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.fields = fields

@@ -3,17 +3,35 @@
 >>> from accelerate_durable import Accelerator
 >>> accelerator = Accelerator(durable="runs/exp1")  # doctest: +SKIP
 >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # doctest: +SKIP
+
+The names are imported on first use: without Accelerate the command line can still say what is missing.
 """
 
-try:
-    import accelerate  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        "accelerate_durable needs Accelerate: pip install 'durable-training[accelerate]'"
-    ) from error
+from __future__ import annotations
 
-from accelerate_durable.accelerator import Accelerator, attach
-from accelerate_durable.exits import FencedExit
-from accelerate_durable.options import DurableOptions
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accelerate_durable.accelerator import Accelerator, attach
+    from accelerate_durable.exits import FencedExit
+    from accelerate_durable.options import DurableOptions
+
+_HOME = {
+    "Accelerator": "accelerate_durable.accelerator",
+    "DurableOptions": "accelerate_durable.options",
+    "FencedExit": "accelerate_durable.exits",
+    "attach": "accelerate_durable.accelerator",
+}
 
 __all__ = ["Accelerator", "DurableOptions", "FencedExit", "attach"]
+
+
+def __getattr__(name: str) -> Any:
+    """Raises ``MissingExtra``, which is an ``ImportError`` too, without Accelerate."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'accelerate_durable' has no attribute {name!r}")
+    from accelerate_durable import failures
+
+    failures.needs("accelerate", "accelerate")
+    return getattr(import_module(_HOME[name]), name)

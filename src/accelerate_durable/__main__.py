@@ -17,7 +17,7 @@ from typing import NoReturn
 from accelerate_durable import failures
 from accelerate_durable.options import FILE, PREFIX, DurableOptions, option_names
 from durable_core.cli.output import epilog
-from durable_core.errors import UsageError
+from durable_core.errors import FencedError, UsageError
 from durable_core.launch import worker
 
 _VALUED = ("--durable", "--root", "--resume")
@@ -27,7 +27,8 @@ Run a script that uses Accelerate, with every accelerate.Accelerator in it made 
 and started again with the same arguments, it goes on as the same run. When the script ends, so does the run.
 
 Options come from, later ones win: a durable.yaml (--durable, ACCELERATE_DURABLE_FILE), durable_config: in the
-YAML of accelerate-durable launch, the environment (ACCELERATE_DURABLE_<NAME>), the flags below.
+YAML of accelerate-durable launch, the environment (ACCELERATE_DURABLE_<NAME>), the flags below. As torchrun
+takes a script's flags for abbreviations of its own, there it is: torchrun -m accelerate_durable -- SCRIPT
 """
 #: What no wrapper can know of a script. Also in the documentation.
 SCRIPT_VARIABLES = """\
@@ -74,10 +75,17 @@ def main(arguments: Sequence[str]) -> None:
         worker.become(argv, module)
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
+            _explain(leaving)
             raise
         swap.finish()
         raise
     swap.finish()
+
+
+def _explain(leaving: SystemExit) -> None:
+    """An exit that is silent by itself: another process has the run."""
+    if isinstance(leaving.__cause__, FencedError):
+        failures.tell(leaving.__cause__)
 
 
 def prepared(arguments: Sequence[str]) -> tuple[list[str], bool]:
@@ -101,9 +109,10 @@ def prepared(arguments: Sequence[str]) -> tuple[list[str], bool]:
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Ours, and from the script on the script's: no flag of it may be taken for one of ours."""
     at = 0
-    while at < len(arguments) and arguments[at].startswith("-"):
+    while at < len(arguments) and arguments[at].startswith("-") and arguments[at] != "--":
         at += 2 if arguments[at] in _VALUED else 1
-    return list(arguments[:at]), list(arguments[at:])
+    script = at + 1 if arguments[at : at + 1] == ["--"] else at
+    return list(arguments[:at]), list(arguments[script:])
 
 
 if __name__ == "__main__":

@@ -58,7 +58,11 @@ def _end(code: int) -> NoReturn:
     raise SystemExit(code)  # from a hook, the one way to choose the status and still clean up
 
 
+class MissingExtra(UsageError, ImportError):
+    """A package that an extra of this one brings is not installed."""
+
+
 def needs(package: str, extra: str) -> None:
-    """``UsageError`` when ``package``, which the extra of that name brings, is not installed."""
+    """``MissingExtra`` when ``package``, which the extra of that name brings, is not installed."""
     if importlib.util.find_spec(package) is None:
-        raise UsageError(f"{package} is not installed", hint=f"pip install 'durable-training[{extra}]'")
+        raise MissingExtra(f"{package} is not installed", hint=f"pip install 'durable-training[{extra}]'")
