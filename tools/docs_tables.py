@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 import inspect
 import re
 import typing
@@ -168,6 +169,12 @@ def launch_help(_: str) -> str:
 _REQUIREMENT = re.compile(r" \([A-Z]+-[0-9]+(?:, [A-Z]+-[0-9]+)*\)")
 
 
+def accelerate_help(_: str) -> str:
+    from accelerate_durable.__main__ import parser
+
+    return f"```text\n{parser().format_help().rstrip()}\n```"
+
+
 def _first(of: Any) -> str:
     """The first sentence of a docstring."""
     text = _REQUIREMENT.sub("", " ".join((inspect.getdoc(of) or "").split()))
@@ -286,6 +293,17 @@ def _why(name: str) -> str:
     return ""
 
 
+# --- reference -------------------------------------------------------------------------------
+
+
+def classes(module: str) -> str:
+    """Directives for the public classes that a module defines, in its order."""
+    found = vars(importlib.import_module(module)).values()
+    own = [each for each in found if inspect.isclass(each) and each.__module__ == module]
+    names = [each.__name__ for each in own if not each.__name__.startswith("_")]
+    return "\n\n".join(f"::: {module}.{name}\n    options: {{heading_level: 3}}" for name in names)
+
+
 _TABLES: Mapping[str, Callable[[str], str]] = {
     "failures": failures,
     "failure": failure,
@@ -295,7 +313,9 @@ _TABLES: Mapping[str, Callable[[str], str]] = {
     "states": states,
     "exit-codes": exit_codes,
     "launch-help": launch_help,
+    "accelerate-help": accelerate_help,
     "run-file": run_file,
     "durable-options": durable_options,
     "accelerate-exit-codes": accelerate_exit_codes,
+    "classes": classes,
 }
