@@ -73,6 +73,7 @@ class Ledger:
         self._state = state
         self._handed = self._due = self._floor = (cursor.epoch, cursor.batch)
         self._outstanding: deque[Tag] = deque()
+        self._passed: list[Tag] = []
         self._rows: list[Row] = []
         self._abandoned: tuple[int, int] | None = None
         self._leaving = False
@@ -119,6 +120,7 @@ class Ledger:
         """The pass begins again there; what it handed over, none of it acknowledged, is forgotten."""
         keep = (tag for tag in self._outstanding if (tag.epoch, tag.batch) < (epoch, batch))
         self._outstanding = deque(keep)
+        self._passed.clear()
         self._handed = (epoch, batch)
 
     def leave(self, epoch: int) -> None:
@@ -147,18 +149,28 @@ class Ledger:
 
     def hand_over(self, tag: Tag) -> None:
         """Queue a batch. Raises ``OrderError`` if it is not the next one."""
-        if (tag.epoch, tag.batch) != self._handed:
-            raise OrderError(
-                f"the loader delivered epoch {tag.epoch} batch {tag.batch} where epoch {self._handed[0]} "
-                f"batch {self._handed[1]} was due: a batch was lost or repeated",
-                hint="restart from the last checkpoint; a fetch that raised cannot be skipped over",
-            )
+        self._check_next(tag)
         self._settle_departure()
         self._outstanding.append(tag)
         self._given += 1
         if not self._acknowledged:
             self._forget_oldest(tag)
         self._handed = _after(tag)
+
+    def pass_by(self, tag: Tag) -> None:
+        """A batch before the first one that is handed over, and left out by declaration: it is used up, as
+        its rows say, when that one is acknowledged. Raises ``OrderError`` if it is not the next one."""
+        self._check_next(tag)
+        self._passed.append(tag)
+        self._handed = _after(tag)
+
+    def _check_next(self, tag: Tag) -> None:
+        if (tag.epoch, tag.batch) != self._handed:
+            raise OrderError(
+                f"the loader delivered epoch {tag.epoch} batch {tag.batch} where epoch {self._handed[0]} "
+                f"batch {self._handed[1]} was due: a batch was lost or repeated",
+                hint="restart from the last checkpoint; a fetch that raised cannot be skipped over",
+            )
 
     def _forget_oldest(self, newest: Tag) -> None:
         if not self._given & (self._given - 1):  # measured at powers of two, which costs nothing
@@ -209,6 +221,9 @@ class Ledger:
             )
 
     def _acknowledge_oldest(self, step: int, no_update: bool) -> None:
+        for passed in self._passed:
+            self._use_up(passed, step, RowFlag.SKIPPED)
+        self._passed.clear()
         tag = self._outstanding[0]
         if tag.batch == self._due[1] == 0 and tag.epoch > self._due[0]:
             self._pass_over(tag.epoch)  # that none was lost was seen when it was handed over
@@ -221,16 +236,20 @@ class Ledger:
         if self._abandoned is not None:
             self._add_departure(step)
         self._last_step = step
-        flags = tag.flags | RowFlag.NO_UPDATE if no_update else tag.flags
-        row = Row(step, tag.epoch, tag.batch, tag.ids, flags, tag.amounts, tag.epochs, tag.lengths)
+        self._use_up(tag, step, RowFlag.NO_UPDATE if no_update else RowFlag.NONE)
+        self._acknowledged += 1
+
+    def _use_up(self, tag: Tag, step: int, flags: RowFlag) -> None:
+        row = Row(
+            step, tag.epoch, tag.batch, tag.ids, tag.flags | flags, tag.amounts, tag.epochs, tag.lengths
+        )
         self._rows.append(row)
         if tag.skipped is not None and len(tag.skipped):
-            flags = RowFlag.SKIPPED | RowFlag.NO_UPDATE if no_update else RowFlag.SKIPPED
+            flags |= RowFlag.SKIPPED
             row = Row(step, tag.epoch, tag.batch, tag.skipped, flags, epochs=tag.skipped_epochs)
             self._rows.append(row)
         self._due = _after(tag)
         self._state = self._state_after(tag)
-        self._acknowledged += 1
         self._consumed += tag.samples
 
     def _state_after(self, tag: Tag) -> Any:

@@ -34,7 +34,7 @@ class RowFlag(enum.IntFlag):
     NONE = 0
     NO_UPDATE = 1  # consumed, but the optimizer step was skipped (non-finite gradients, say)
     ABANDONED = 2  # no batch: the trainer left the epoch before this one, on purpose
-    SKIPPED = 4  # no batch: records of this one that were left out by declaration (they did not decode)
+    SKIPPED = 4  # no batch: records of this one that were left out by declaration (bad, or skipped over)
     PADDED = 8  # the batch was filled up with masked samples, by declaration; those are not in ``ids``
 
 

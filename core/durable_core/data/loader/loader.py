@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,9 +18,9 @@ from durable_core.data.loader.choose import OrderChoice
 from durable_core.data.loader.left_out import Skips
 from durable_core.data.loader.passes import Pass, PassIterator
 from durable_core.data.loader.plan import Plan, make_plan, make_source
+from durable_core.data.loader.position import Position
 from durable_core.data.loader.reading.global_streams import Preserved
 from durable_core.data.loader.reading.seeding import SampleRngChoice
-from durable_core.data.loader.resume import Saved, accepted, check_draws, check_shares, written
 from durable_core.data.loader.rows import LedgerRows
 from durable_core.data.loader.settings import Settings, check_agree, promised
 from durable_core.data.loader.sources.mapped import Source
@@ -38,7 +37,7 @@ from durable_core.types import Promise
 _now = SystemClock().monotonic
 
 
-class DurableLoader(Answers, LedgerRows):
+class DurableLoader(Answers, LedgerRows, Position):
     """A data loader whose position is what was *trained*: batches acknowledged, not batches fetched.
 
     Iterate it like a ``DataLoader``; after the step that consumed a batch, call ``acknowledge`` (the
@@ -171,6 +170,7 @@ class DurableLoader(Answers, LedgerRows):
         self._pass: Pass | None = None
         self._skips = Skips(self._settings.max_skipped)
         self._begun = False
+        self._left_out = 0  # batches that ``skip`` leaves out at the beginning
         self._plan: Plan = make_plan(self._settings)
         self._updates = Updates()
         self._ledger = Ledger(self._plan.start, carries=self._plan.carries)
@@ -224,44 +224,6 @@ class DurableLoader(Answers, LedgerRows):
         self._plan = make_plan(self._settings)
         self._ledger = Ledger(self._plan.start, carries=self._plan.carries)
 
-    # --- the position -------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """``cursor`` as a dict, and beside it what the cursor alone cannot say.
-
-        A source with a state of its own (a sequence, a stream, a stateful sampler) adds it as ``source``; a
-        sequence (mixture, packs, bounded shuffle), and an order with settings, its description as ``plan``,
-        which never changes; a mixture whose weights were changed, all changes as ``updates``. It is
-        a copy: what the caller does with it changes nothing here.
-        """
-        return written(self.cursor, self._ledger.state, self._plan, self._settings, self._updates)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there at the next ``iter()``. The recorded seed wins over the one given here.
-
-        Raises ``SpecMismatchError`` naming both values when the data differs, ``FormatError`` when
-        it is no such state, ``UsageError`` once iteration has begun.
-        """
-        self._check_not_begun("load_state_dict")
-        saved = Saved.read(state)
-        settings = dataclasses.replace(self._settings, seed=saved.cursor.seed)
-        plan = self._plan if saved.cursor.seed == self.seed else make_plan(settings)
-        cursor = accepted(saved, plan, promise=settings.promise, workers=settings.counted_workers)
-        check_draws(saved.draws, settings)
-        if settings.draws_by_share:
-            check_shares(saved.replicas, self.replicas, settings.promise)
-        if cursor.seed != self.seed:
-            warnings.warn(f"data: the run's seed {cursor.seed} is used, not {self.seed}", stacklevel=2)
-        if cursor.global_batch != saved.cursor.global_batch:
-            warnings.warn(
-                f"data: batches of {saved.cursor.global_batch} samples are now of {cursor.global_batch}: the "
-                "order of samples goes on exactly, sums within a step may round otherwise",
-                stacklevel=2,
-            )
-        self._settings, self._plan = settings, plan
-        self._updates = saved.updates
-        self._ledger = Ledger(cursor, saved.state, carries=plan.carries)
-
     def update_weights(self, weights: Mapping[str, Any], lead: int = LEAD) -> int:
         """Other weights for a mixture, from ``lead`` batches after the position on.
 
@@ -307,19 +269,6 @@ class DurableLoader(Answers, LedgerRows):
                 self._pass = None
             self._ledger.leave(epoch + 1)
 
-    def close(self) -> None:
-        """End workers, and the pass under way: what it handed over, not acknowledged, was never trained.
-
-        Harmless when repeated; a later ``iter()`` goes on at the position, with workers of its own.
-        """
-        if self._pass is not None:
-            self._pass.close()
-            self._pass = None
-            self._ledger.rewind(*self._ledger.position)
-        if self._source is not None:
-            self._source.close()
-            self._given, self._source = self._source.given, None
-
     # --- iteration ----------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
@@ -359,12 +308,12 @@ class DurableLoader(Answers, LedgerRows):
         """Nothing: the epoch is part of the cursor. (Trainers call this out of habit.)"""
 
     def _next(self, current: Pass) -> Any:
-        if current is not self._pass:
-            raise UsageError("a newer iterator of this loader has replaced this one")
         if current.ended:
             current.exhausted = True
             current.close()
             raise StopIteration
+        if current is not self._pass:
+            raise UsageError("a newer iterator of this loader has replaced this one")
         for hook in tuple(self.before_next):
             hook()
         if current.fetching:
@@ -372,12 +321,11 @@ class DurableLoader(Answers, LedgerRows):
                 "an earlier batch of this pass could not be fetched, and must not be skipped over",
                 hint="restart from the last checkpoint",
             )
-        if current.batches is None:
-            assert self._source is not None
-            current.batches = self._source.open(*current.start, self._ledger.opening)
         current.fetching = True
         begun = _now()
         with self._own_streams:
+            if current.batches is None:
+                current.batches = self._opened(current.start)
             delivered = next(current.batches, None)
         self._metrics.wait.add(_now() - begun)
         if delivered is not None:
@@ -392,7 +340,3 @@ class DurableLoader(Answers, LedgerRows):
         self._ledger.hand_over(tag)
         current.ended = tag.last
         return content
-
-    def _check_not_begun(self, what: str) -> None:
-        if self._begun:
-            raise UsageError(f"{what}() after iteration has begun", hint="call it before the first iter()")

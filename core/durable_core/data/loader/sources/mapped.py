@@ -117,6 +117,14 @@ class MapSource(MapReader):
         if count != batches:
             raise OrderError(f"epoch {epoch} ended after {count} of {batches} batches")
 
+    def tags(self, n: int) -> Iterator[Tag]:
+        """What travels beside the first ``n`` batches of the data, which are not read."""
+        for ticket in self._tickets(0, 0, n):
+            pieces = ticket.pieces
+            epochs = None if pieces is None else pieces.epochs
+            samples = self._layout.samples(0, ticket.batch)
+            yield Tag(ticket.epoch, ticket.batch, ticket.ids, samples=samples, epochs=epochs)
+
     def _tickets(self, epoch: int, batch: int, batches: int) -> Iterator[Ticket]:
         if self._layout.remainder != "straddle":
             yield from self._regular(epoch, batch, batches - 1)
