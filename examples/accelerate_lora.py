@@ -55,7 +55,9 @@ def datasets(limit: int, length: int) -> tuple[TensorDataset, TensorDataset]:
 def lora() -> torch.nn.Module:
     """MiniLM with a new head; trained are the head and low-rank changes of queries and values."""
     model = AutoModelForSequenceClassification.from_pretrained(get_model_path(), num_labels=len(PACKAGES))
-    config = LoraConfig(TaskType.SEQ_CLS, r=8, lora_alpha=16, lora_dropout=0.1, target_modules=["query", "value"])
+    config = LoraConfig(
+        task_type=TaskType.SEQ_CLS, r=8, lora_alpha=16, lora_dropout=0.1, target_modules=["query", "value"]
+    )
     return get_peft_model(model, config)
 
 
@@ -104,7 +106,8 @@ def main() -> None:
             scheduler.step()
             optimizer.zero_grad()
             if number % 10 == 0:
-                accelerator.print(f"epoch {epoch}  loss {loss.item():.3f}  lr {scheduler.get_last_lr()[0]:.1e}")
+                lr = scheduler.get_last_lr()[0]
+                accelerator.print(f"epoch {epoch}  loss {loss.item():.3f}  lr {lr:.1e}")
 
     accelerator.print(f"accuracy after: {accuracy(accelerator, model, test_loader):.3f}")
     accelerator.unwrap_model(model).save_pretrained(args.out, is_main_process=accelerator.is_main_process)
