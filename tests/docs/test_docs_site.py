@@ -246,6 +246,17 @@ def test_every_option_and_key_is_explained(site: Site) -> None:
     assert not [name for name in (*option_names(), *keys) if f"<code>{name}</code>" not in text]
 
 
+def test_every_example_has_its_recipe() -> None:
+    """Included whole, so that what is shown is what is tested."""
+    shown = "\n".join(path.read_text() for path in (DOCS / "recipes").glob("*.md"))
+    shown += (DOCS / "reference/configuration.md").read_text()
+    files = [
+        path for path in (ROOT / "examples").rglob("*") if path.suffix in (".py", ".yaml", ".sh", ".sbatch")
+    ]
+    missing = [path for path in files if f'--8<-- "{path.relative_to(ROOT).as_posix()}"' not in shown]
+    assert not missing
+
+
 def test_a_table_that_nobody_knows_is_refused() -> None:
     from mkdocs.exceptions import PluginError
 
