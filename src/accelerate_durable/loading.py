@@ -23,10 +23,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import accelerate
 from accelerate.utils import broadcast_object_list
 
 from accelerate_durable import folders, hooks, making
+from accelerate_durable.accelerator import DurableMixin
 from accelerate_durable.folders import Folder, NoSuchFolder, Pointer, Start
 from durable_core.data import DurableLoader
 from durable_core.engine import restore
@@ -162,7 +162,8 @@ def _by_accelerate(
 ) -> None:
     """Its hooks too. With pickle, as accelerate does: of a directory that it wrote, at a person's request."""
     given = None if load_kwargs is None else dict(load_kwargs)
-    accelerate.Accelerator.load_state(durable.accelerator, folder.path, given, **more)
+    theirs = super(DurableMixin, durable.accelerator)
+    theirs.load_state(folder.path, given, **more)
 
 
 def _take_over(durable: Durable, folder: Folder, state: Mapping[str, Any]) -> None:

@@ -92,6 +92,7 @@ class SaveStates:
         if self._deferred and session is not None and not self._within_a_step(session):
             places, self._deferred = self._deferred, []
             self._save(session, *places)
+            self._since.forget()  # the batch comes now
 
     def _within_a_step(self, session: DurableSession) -> bool:
         loader = self._durable.loader
@@ -286,7 +287,8 @@ def _look(state: Any) -> str:
 
 
 def _is_durable(session: DurableSession) -> bool:
-    return session.newest is not None and session.newest[1] == session.steps
+    newest = session.newest
+    return newest is not None and newest[1] == session.steps
 
 
 def automatic(project_dir: str | None) -> Path:
