@@ -1,4 +1,4 @@
-"""The run under test: a Trainer with dropout, augmentation from all three generators, a schedule, notes of it all.
+"""The run under test: a Trainer, dropout, augmentation from all three generators, a schedule, notes of it.
 
 A run is a ``Case``. Each life of it is a forked process (its frameworks are imported already) that dies by
 SIGKILL where told. Every batch and every step is one appended line, so a kill leaves whole lines.
@@ -12,6 +12,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,16 @@ class Counting(TrainerCallback, ExportableState):
         return {"args": {"enough": self.enough}, "attributes": counts}
 
 
+class ShortEpochs(TrainerCallback):
+    """Leaves every epoch after so many steps of it."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_epoch_stop = state.global_step % self._steps == 0
+
+
 class Model(nn.Module):
     def __init__(self, notes: Notes) -> None:
         super().__init__()
@@ -104,7 +115,7 @@ class Model(nn.Module):
         self.last = nn.Linear(12, 1)
         self._notes = (notes,)
 
-    def forward(self, ids: Tensor, x: Tensor) -> dict[str, Tensor]:
+    def forward(self, ids: Tensor, x: Tensor, return_loss: bool = True) -> dict[str, Tensor]:
         hidden = self.drop(torch.relu(self.first(x)))
         if self.training:
             self._notes[0].write("batch", ids=ids.tolist(), x=digest(x), hidden=digest(hidden))
@@ -130,6 +141,7 @@ class Case:
     durable: dict[str, Any] = field(default_factory=dict, hash=False)
     callbacks: Callable[[], list[TrainerCallback]] = field(default=list, hash=False)
     evaluates: bool = False
+    dataset: Any = None
     resume: Any = None
 
     def arguments(self, home: Path) -> TrainingArguments:
@@ -141,9 +153,10 @@ class Case:
         }  # fmt: skip
         return TrainingArguments(**{**given, **self.args})
 
-    def trainer(
+    def plain(
         self, home: Path, kill: tuple[str, int] | None = None
     ) -> tuple[Trainer, DurableTrainerCallback]:
+        """The two, not attached; of a ``mixin`` they are by then."""
         notes = Notes(home / "notes", kill)
         args = self.arguments(home)
         torch.manual_seed(self.seed)
@@ -153,15 +166,17 @@ class Case:
         trainer = kind(
             model=Model(notes),
             args=args,
-            train_dataset=Samples(self.samples),
+            train_dataset=self.dataset or Samples(self.samples),
             eval_dataset=Samples(8) if self.evaluates else None,
             callbacks=[*callbacks, durable] if self.mixin else callbacks,
         )
-        return (trainer if self.mixin else durable.attach(trainer)), durable
+        return trainer, durable
 
     def run(self, home: Path, kill: tuple[str, int] | None = None) -> None:
         """One life: trains to the end, unless it is killed."""
-        trainer, _ = self.trainer(home, kill)
+        trainer, durable = self.plain(home, kill)
+        if not self.mixin:
+            durable.attach(trainer)
         output = trainer.train(resume_from_checkpoint=self.resume)
         state = trainer.state
         history = [{k: v for k, v in row.items() if not _is_timing(k)} for row in state.log_history]
@@ -216,7 +231,7 @@ def killed_and_resumed(
     lives: list[list[Line]] = []
     told = 0
     for kill in [*kills, None]:
-        code = life(home, lambda kill=kill: case.run(home, kill))
+        code = life(home, partial(case.run, home, kill))
         assert code == (0 if kill is None else -9), (home / "output").read_text()
         lives.append(lines(home)[told:])
         told += len(lives[-1])

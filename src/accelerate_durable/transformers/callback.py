@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 from transformers import TrainerCallback
 
 from accelerate_durable.options import DurableOptions
-from accelerate_durable.transformers import foreign, guard, hooks
+from accelerate_durable.transformers import foreign, guard, hooks, resuming
+from accelerate_durable.transformers.alone import Alone
 from accelerate_durable.transformers.training import Training
 from durable_core.commit.retention import Retention
 from durable_core.detect.policy import Integrity
 from durable_core.errors import UsageError
 from durable_core.session.places import Tiers
+from durable_core.session.plain import DurableSession
 from durable_core.session.settings import Backlog, OnBreach, Resume, Settings
 from durable_core.session.status import Status
 from durable_core.spec import RunSpec
@@ -50,6 +52,10 @@ class DurableTrainerCallback(TrainerCallback):
         spec: the run's spec; ``None`` derives it from the Trainer.
         run_key: names this run under ``root``, where several share one.
         takeover: claim the run although another process seems to own it; that one is fenced.
+
+    Among ``callbacks=`` and not attached, it keeps what a callback can reach: promise ``"exact-order"`` at
+    most, and ``trainer.train(resume_from_checkpoint=last_checkpoint(root))`` to go on. What it cannot keep
+    (fp16, the best model, callbacks with a state) is refused.
 
     The run's own seed counts: of the order of data and of every random stream. Another ``--seed`` on a
     restart is told of in a warning. The Trainer's own ``checkpoint-N`` directories are written as ever, and
@@ -99,6 +105,7 @@ class DurableTrainerCallback(TrainerCallback):
         )
         self._trainer: Any = None
         self._training: Training | None = None
+        self._alone: Alone | None = None
         self._last: tuple[Status | None, tuple[int, int] | None] = (None, None)
 
     # --- what a person asks ----------------------------------------------------------------------
@@ -129,7 +136,9 @@ class DurableTrainerCallback(TrainerCallback):
         return True if session is None else session.flush(timeout)
 
     @property
-    def _session(self) -> Any:
+    def _session(self) -> DurableSession | None:
+        if self._alone is not None:
+            return self._alone.session
         return None if self._training is None else self._training.session
 
     # --- attaching -------------------------------------------------------------------------------
@@ -177,10 +186,26 @@ class DurableTrainerCallback(TrainerCallback):
 
     # --- the Trainer's events ----------------------------------------------------------------------
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        if self._trainer is None:
+            self._alone = Alone(self._options, args, state, objects)
+            resuming.forget()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._alone is not None:
+            self._alone.boundary()
+
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._training is not None:
-            self._training.note_saved()
+        for training in (self._training, self._alone):
+            if training is not None:
+                training.note_saved()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if self._training is not None:
             self._training.note_logged(logs or {})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._alone is not None:
+            self._alone.end()
+            self._last = (self._alone.session.status(), self._alone.session.restored)
+            self._alone = None

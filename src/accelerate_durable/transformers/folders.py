@@ -14,13 +14,13 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from transformers import TrainingArguments
+#: ``TrainingArguments``, or ``None``.
+Arguments: TypeAlias = Any
 
 _NAME = re.compile(r"checkpoint-(\d+)")
-_STATE = "trainer_state.json"
+STATE = "trainer_state.json"
 #: Left where a checkpoint was begun at a signal and not finished.
 _UNFINISHED = "checkpoint-is-incomplete.txt"
 #: (weights in one file, or the index of several)
@@ -37,7 +37,7 @@ class Wanted:
     processes: int = 1
 
     @classmethod
-    def of(cls, args: TrainingArguments | None) -> Wanted:
+    def of(cls, args: Arguments) -> Wanted:
         """Without arguments: their defaults, and as many processes as the launcher says."""
         if args is None:
             return cls(processes=int(os.environ.get("WORLD_SIZE", "1")))
@@ -54,14 +54,6 @@ class Wanted:
             yield "rng_state.pth"
         else:
             yield from (f"rng_state_{rank}.pth" for rank in range(self.processes))
-
-
-def last_checkpoint(output_dir: str | os.PathLike[str], args: TrainingArguments | None = None) -> str | None:
-    """The newest complete ``checkpoint-N`` in ``output_dir``, for ``resume_from_checkpoint``; ``None``: there
-    is none. Complete: every file that ``args`` imply is there, whole. A durable run needs no such thing:
-    its ``train()`` goes on by itself.
-    """
-    return newest_complete(output_dir, Wanted.of(args))
 
 
 def newest_complete(output_dir: str | os.PathLike[str], wanted: Wanted) -> str | None:
@@ -85,7 +77,7 @@ def lacking(directory: str | os.PathLike[str], wanted: Wanted) -> tuple[str, ...
 def _lacking(place: Path, wanted: Wanted) -> Iterator[str]:
     if (place / _UNFINISHED).exists():
         yield f"{_UNFINISHED} says that it was not finished"
-    yield from _problem(place / _STATE, _check_json)
+    yield from _problem(place / STATE, _check_json)
     yield from _weights(place)
     for name in wanted.files():
         yield from _problem(place / name, _check_zip)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from accelerate_durable.options import DurableOptions
 from durable_core.session.world import World
 from durable_core.spec import RunSpec, describe_model
 from durable_core.spec import derive as derive_spec
-
-if TYPE_CHECKING:
-    from transformers import Trainer
 
 #: Training arguments that change an update.
 ARGUMENTS = (
@@ -20,21 +19,23 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
-def derive(trainer: Trainer, options: DurableOptions, world: World, *, seed: int, max_steps: int) -> RunSpec:
-    """``seed``: of the order of data. ``max_steps``: optimizer steps that training shall do in all."""
+def derive(
+    model: nn.Module, args: Any, options: DurableOptions, world: World, *, seed: int, max_steps: int
+) -> RunSpec:
+    """``args``: the ``TrainingArguments``. ``seed``: of the order of data. ``max_steps``: optimizer steps
+    that training shall do in all."""
     settings = options.settings()
-    model: Any = trainer.model
     kind = type(model)
     rows = ((name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters())
     return derive_spec(
         model=describe_model(f"{kind.__module__}.{kind.__qualname__}", rows),
-        optimizers={name: getattr(trainer.args, name, None) for name in ARGUMENTS},
+        optimizers={name: getattr(args, name, None) for name in ARGUMENTS},
         run_key=options.run_key or "main",
         promise=settings.promise,
         seed=seed,
-        precision=_precision(trainer.args),
+        precision=_precision(args),
         roles=world.roles,
-        accumulation=trainer.args.gradient_accumulation_steps,
+        accumulation=args.gradient_accumulation_steps,
         max_steps=max_steps,
         accept_distribution=bool(settings.accept_distribution),
         reason=settings.accept_distribution,

@@ -11,11 +11,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from accelerate_durable.options import DurableOptions
-from accelerate_durable.transformers import hooks, loader, spec
+from accelerate_durable.transformers import ending, hooks, loader, spec
 from accelerate_durable.transformers.state import FROM_FIRST, Callbacks, Description, Progress
 from durable_core.clock import SystemClock
 from durable_core.data import DurableLoader
-from durable_core.errors import CommitAborted, TierError
 from durable_core.session.plain import DurableSession
 from durable_core.session.world import World
 
@@ -87,7 +86,9 @@ class Training:
         }
         if trainer.accelerator.scaler is not None:
             objects["scaler"] = trainer.accelerator.scaler
-        derived = spec.derive(trainer, self._options, self._world, seed=data.seed, max_steps=max_steps)
+        derived = spec.derive(
+            trainer.model, trainer.args, self._options, self._world, seed=data.seed, max_steps=max_steps
+        )
         given = self._options.session()
         self._session = session = DurableSession.open(
             self._options.home(),
@@ -145,16 +146,7 @@ class Training:
         self._logged = {}
         if self._asked:
             self._asked = False
-            self._make_durable(staged=saved)
-
-    def _make_durable(self, *, staged: bool) -> None:
-        """Wait for it; trouble is a warning, for training has somewhere to go on from."""
-        session = self._run
-        try:
-            if not (staged and session.flush() and session.status().newest_step == session.steps):
-                session.save(wait=True)
-        except (TierError, CommitAborted) as error:
-            warnings.warn(f"durable: step {session.steps} could not be made durable: {error}", stacklevel=2)
+            ending.durable(session, staged=saved)
 
     def note_saved(self) -> None:
         self._asked = True
@@ -167,17 +159,8 @@ class Training:
     def _before_end(self) -> None:
         """Training is over: its state is the last one, and the run has succeeded. What the Trainer does now
         (it may load the best model in place of the last) is done again if it is started again."""
-        session = self._run
         self._boundary()
-        try:
-            session.finish()
-        except (TierError, CommitAborted) as error:
-            self._unrecorded = True
-            warnings.warn(
-                f"durable: the end of the run could not be recorded; started again it goes on from step "
-                f"{session.status().newest_step}: {error}",
-                stacklevel=2,
-            )
+        self._unrecorded = not ending.finished(self._run)
 
     def leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
