@@ -14,7 +14,7 @@ from accelerate_durable.durable import Durable
 from accelerate_durable.loader import PreparedDurable, prepared
 from accelerate_durable.options import DurableOptions
 from durable_core.data import DurableLoader
-from durable_core.errors import UsageError
+from durable_core.errors import UnsupportedError, UsageError
 
 
 class DurableMixin:
@@ -25,7 +25,7 @@ class DurableMixin:
     # --- what is prepared ---------------------------------------------------------------------
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        places = device_placement or [None for _ in args]
+        places: list[Any] = device_placement or [None for _ in args]
         ready = (
             self.prepare_data_loader(item, device_placement=place)
             if isinstance(item, DurableLoader)
@@ -123,7 +123,7 @@ class DurableMixin:
         super().end_training()  # type: ignore[misc]
 
 
-class Accelerator(DurableMixin, accelerate.Accelerator):
+class Accelerator(DurableMixin, accelerate.Accelerator):  # type: ignore[misc]  # it has no types
     """``accelerate.Accelerator``, with the same arguments and one more.
 
     ``durable``: where the run lives, or all its ``DurableOptions``. Without it they come from the environment
@@ -154,14 +154,17 @@ def attach(
         )
     given = options if root is None else {"root": root, **options}
     durable = Durable(accelerator, DurableOptions.gather(**given))
+    if hooks.models(accelerator) and accelerator.num_processes > 2:
+        raise UnsupportedError(
+            "attach() after prepare(): DDP's gradient buckets can no longer be laid out alike in every life",
+            hint="attach(accelerator, ...) before accelerator.prepare(...)",
+        )
     kind = type(accelerator)
     ours = Accelerator if kind is accelerate.Accelerator else type(kind.__name__, (DurableMixin, kind), {})
     accelerator.__class__ = ours
-    accelerator.durable = durable  # type: ignore[attr-defined]
+    accelerator.durable = durable
     for loader in hooks.loaders(accelerator):
-        accelerator._adopted(loader, accelerator.device_placement)  # type: ignore[attr-defined]
-    for model in hooks.models(accelerator):
-        durable.add_model(model)
+        accelerator._adopted(loader, accelerator.device_placement)
     return accelerator
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, RandomSampler
 
@@ -13,34 +13,44 @@ from durable_core.data import DurableLoader
 from durable_core.data.cursor import Remainder
 from durable_core.data.order import SEQUENTIAL
 from durable_core.errors import UnsupportedError, UsageError
+from durable_core.session.world import World
 from durable_core.types import Promise
 
+if TYPE_CHECKING:
+    import accelerate
 
-def choose(shuffles: Sequence[bool], given: int | None) -> int | None:
-    """Which of the loaders trains, by its place; ``None`` where there is none.
+
+def choose(loaders: Sequence[PreparedLoader], given: int | None) -> PreparedLoader | None:
+    """The one that trains, of those that were prepared."""
+    place = place_of(tuple(map(shuffles, loaders)), given)
+    return None if place is None else loaders[place]
+
+
+def place_of(shuffling: Sequence[bool], given: int | None) -> int | None:
+    """Which of the loaders trains, by its place; ``None`` where there is none. ``shuffling``: of each.
 
     ``given`` is the option; else it is the only one, else the one that shuffles, else the first. Raises
     ``UnsupportedError`` where two shuffle, ``UsageError`` for a place that does not exist.
     """
-    count = len(shuffles)
+    count = len(shuffling)
     if given is not None:
         if given >= count:
             raise UsageError(
                 f"train_loader={given}, and {count} loaders were prepared", hint="counted from 0"
             )
         return given
-    shuffling = [place for place, does in enumerate(shuffles) if does]
-    if len(shuffling) > 1:
-        places = ", ".join(map(str, shuffling))
+    places = [place for place, does in enumerate(shuffling) if does]
+    if len(places) > 1:
         raise UnsupportedError(
-            f"of {count} prepared loaders several shuffle ({places}, counted from 0 in the order of prepare): "
-            "a run has one data position, so which of them trains?",
-            hint=f"train_loader={shuffling[0]}, as an option or as ACCELERATE_DURABLE_TRAIN_LOADER",
+            f"{len(places)} of {count} prepared loaders shuffle, and a run has one data position: which of "
+            f"them trains? (In the order of prepare, counted from 0: {', '.join(map(str, places))}.)",
+            hint=f"train_loader={places[0]}, as an option or as ACCELERATE_DURABLE_TRAIN_LOADER",
         )
-    return (shuffling[0] if shuffling else 0) if count else None
+    return (places[0] if places else 0) if count else None
 
 
 def shuffles(loader: PreparedLoader) -> bool:
+    """Whether a script that evaluates with it would be unusual."""
     if isinstance(loader, PreparedDurable):
         return loader.loader.cursor.order != SEQUENTIAL
     sampler: Any = hooks.asked(loader).batch_sampler
@@ -48,29 +58,33 @@ def shuffles(loader: PreparedLoader) -> bool:
 
 
 def durable_loader(
-    loader: PreparedLoader, *, replica: int, replicas: int, seed: int, promise: Promise, accumulate: int,
-    split: bool, even: bool,
-) -> DurableLoader:  # fmt: skip
-    """``split``: a batch of the script's is shared out between all; else each has one of that size.
-    ``even``: all have as many samples in the last one, some of them twice.
+    loader: PreparedLoader, accelerator: accelerate.Accelerator, world: World, seed: int, promise: Promise
+) -> DurableLoader:
+    """What ``loader`` trains with. Its batches are shared out as Accelerate's own would be: with
+    ``split_batches`` each of the script's, else each process has one of that size.
 
     Raises ``UnsupportedError`` for what cannot be made exact.
     """
-    place = {"replica": replica, "replicas": replicas, "promise": promise, "accumulate": accumulate}
+    place: dict[str, Any] = {
+        "replica": world.roles.index(world.role),
+        "replicas": len(world.roles),
+        "promise": promise,
+        "accumulate": accelerator.gradient_accumulation_steps,
+    }
     if isinstance(loader, PreparedDurable):
         return DurableLoader.from_dataloader(loader.loader, **place)
     plain = hooks.asked(loader)
-    more: dict[str, Any] = {}
-    sampler: Any = plain.batch_sampler
+    replicas, sampler = len(world.roles), plain.batch_sampler
     size = plain.batch_size or getattr(sampler, "batch_size", None)
-    if split and size is not None:
-        more["batch_size"] = size // replicas
+    if accelerator.split_batches and size is not None:
+        place["batch_size"] = size // replicas
     if isinstance(plain.dataset, IterableDataset):
-        more["stream_shares"] = replicas > 1
+        place["stream_shares"] = replicas > 1
     elif size is not None:
+        even = hooks.even_batches(loader, accelerator.even_batches)
         dropped = bool(getattr(sampler, "drop_last", False))
-        more["remainder"] = remainder(dropped=dropped, even=even, replicas=replicas)
-    return DurableLoader.from_dataloader(plain, seed=seed, **place, **more)
+        place["remainder"] = remainder(dropped=dropped, even=even, replicas=replicas)
+    return DurableLoader.from_dataloader(plain, seed=seed, **place)
 
 
 def remainder(*, dropped: bool, even: bool, replicas: int) -> Remainder:

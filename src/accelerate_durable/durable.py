@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import DistributedType
 
-from accelerate_durable import choosing, hooks, spec
-from accelerate_durable.exits import FencedExit
+from accelerate_durable import another, choosing, gathering, hooks, leaving, spec
 from accelerate_durable.options import DurableOptions
-from accelerate_durable.passes import BEYOND, Loop, Pass, decide
+from accelerate_durable.passes import Loop, Pass, check_not_beyond, decide
+from accelerate_durable.strays import Strays
 from durable_core.data import DurableLoader
-from durable_core.errors import FencedError, UnsupportedError, UsageError
-from durable_core.session import notices
-from durable_core.session.plain import PEERS_S, DurableSession
+from durable_core.errors import UsageError
+from durable_core.session.plain import DurableSession
 from durable_core.session.world import World
-from durable_core.state import buckets, contract
+from durable_core.state import buckets
 
 if TYPE_CHECKING:
     import accelerate
@@ -32,46 +29,35 @@ if TYPE_CHECKING:
     from accelerate_durable.loader import PreparedLoader
     from accelerate_durable.saving import SaveStates
 
-#: Ways to share out work that this adapter knows. The others split the model, or have engines of their own.
-_KNOWN = (
-    "NO",
-    "MULTI_CPU",
-    "MULTI_GPU",
-    "MULTI_NPU",
-    "MULTI_MLU",
-    "MULTI_SDAA",
-    "MULTI_MUSA",
-    "MULTI_XPU",
-    "MULTI_HPU",
-)
-
 #: Of this process: root -> whose session is open there.
 _open: weakref.WeakValueDictionary[str, Durable] = weakref.WeakValueDictionary()
 
 
 class Durable:
-    """``session`` is ``None`` until ``open``, and after ``reset``."""
+    """``session`` is ``None`` until ``open``, and again after ``reset``."""
 
     def __init__(self, accelerator: accelerate.Accelerator, options: DurableOptions) -> None:
-        hooks.check(accelerator)
-        _check_kind(accelerator)
+        gathering.check(accelerator)
         self.accelerator, self.options = accelerator, options
+        self._forget()
+
+    def _forget(self) -> None:
         self.session: DurableSession | None = None
-        self.loop = Loop(accelerator)
+        self.loop = Loop(self.accelerator)
         self.loader: DurableLoader | None = None
         self._trains: PreparedLoader | None = None
         self._loaders: list[PreparedLoader] = []
+        self._strays = Strays(self._loaders)
         self._called: list[torch.nn.Module] = []  # models as the script calls them
-        self._elsewhere: PreparedLoader | None = None
-        self._by_hand = False
-        self._skipped = False
-        self._ran = False  # code of the script's ran after the session was opened
-        self._beyond = 0
-        self._closed = False
-        self._loss: torch.Tensor | None = None
         self._states: SaveStates | None = None
         self._hooks: list[Any] = []
-        self._process = os.getpid()
+        self._loss: torch.Tensor | None = None
+        self._by_hand = False
+        self._skipped = False
+        self._ran = False  # code of the script's ran since the session was opened
+        self._beyond = 0
+        self._failed = False
+        self._closed: leaving.How | None = None
 
     @property
     def root(self) -> str:
@@ -97,7 +83,7 @@ class Durable:
 
     def check_unopened(self, what: str) -> None:
         """``UsageError`` once training has begun: what comes now is in no checkpoint."""
-        if self.session is not None and not self._closed:
+        if self.session is not None and self._closed is None:
             raise UsageError(
                 f"{what} after training has begun: its state is in no checkpoint of this run",
                 hint="prepare and register everything before the first batch, load_state() and save_state()",
@@ -110,87 +96,63 @@ class Durable:
 
         ``before`` is called with the state objects by name: what a run without history is to begin with.
         Raises what ``DurableSession.open`` raises, ``UnsupportedError`` for a loader that cannot be made
-        exact, ``UsageError`` when nobody says where the run lives, or it has ended in this process.
+        exact, ``UsageError`` when nobody says where the run lives.
         """
         if self.session is not None:
             return self.session
         root = self.root
         other = _open.get(root)
         if other is not None:
-            other.close()
+            other.close(leaving.How.TAKEN)
         world = World.torch_distributed()
-        seed = self._seed(world)
-        self._choose(world, seed)
-        for model in self._called:
-            buckets.settle(model, self.accelerator.device)
-        state = self._state()
+        self._settle(world)
+        state = gathering.state(self.accelerator, self.loop, self.loader)
         if before is not None:
             before(state)
-        models = [item for item in state.values() if isinstance(item, torch.nn.Module)]
-        session = DurableSession.open(
-            root,
-            state=state,
-            hold=True,
-            world=world,
-            **{
-                **self.options.session(),
-                "spec": self.options.spec or spec.derive(self.accelerator, models, self.options, world, seed),
-            },
-        )
-        self.session, self._closed = session, False
+        with another.named(root, state):
+            self.session = DurableSession.open(
+                root,
+                state=state,
+                hold=True,
+                world=world,
+                **(self.options.session() | self._spec(world, state)),
+            )
+        self._ran = True
         hooks.watch_skipped(self.accelerator, self._note_skipped)
         for optimizer in hooks.optimizers(self.accelerator):
             self._hooks.append(optimizer.register_step_pre_hook(self._before_update))
         _open[root] = self
-        atexit.register(self._at_exit)
-        return session
+        atexit.register(self._at_exit, os.getpid())
+        return self.session
 
-    def _seed(self, world: World) -> int:
-        given = self.accelerator.dataloader_config.data_seed
-        return int(world.broadcast(torch.initial_seed() if given is None else given))
+    def _settle(self, world: World) -> None:
+        """Which loader trains, and what each life has to begin with alike."""
+        self._trains = choosing.choose(self._loaders, self.options.train_loader)
+        if self._trains is not None:
+            self.loader = choosing.durable_loader(
+                self._trains, self.accelerator, world, gathering.seed(self.accelerator, world),
+                self.options.settings().promise,
+            )  # fmt: skip
+        for model in self._called:
+            buckets.settle(model, self.accelerator.device)
 
-    def _choose(self, world: World, seed: int) -> None:
-        place = choosing.choose(
-            [choosing.shuffles(loader) for loader in self._loaders], self.options.train_loader
-        )
-        if place is None:
-            return
-        accelerator = self.accelerator
-        self._trains = self._loaders[place]
-        self.loader = choosing.durable_loader(
-            self._trains,
-            replica=world.roles.index(world.role),
-            replicas=len(world.roles),
-            seed=seed,
-            promise=self.options.settings().promise,
-            accumulate=accelerator.gradient_accumulation_steps,
-            split=accelerator.split_batches,
-            even=hooks.even_batches(self._trains, accelerator.even_batches),
-        )
-
-    def _state(self) -> dict[str, Any]:
-        accelerator = self.accelerator
-        found: dict[str, Any] = {}
-        for word, items in (
-            ("model", hooks.models(accelerator)),
-            ("optimizer", hooks.optimizers(accelerator)),
-            ("scheduler", hooks.schedulers(accelerator)),
-            ("registered", hooks.registered(accelerator)),
-        ):
-            unwrapped = {id(item): item for item in map(contract.adapt, items)}
-            found |= {f"{word}_{i}" if i else word: item for i, item in enumerate(unwrapped.values())}
-        if accelerator.scaler is not None:
-            found["scaler"] = accelerator.scaler
-        found["loop"] = self.loop
-        if self.loader is not None:
-            found["loader"] = self.loader
-        return found
+    def _spec(self, world: World, state: Mapping[str, Any]) -> dict[str, Any]:
+        seed = 0 if self.loader is None else self.loader.seed
+        return {"spec": self.options.spec or spec.derive(self.accelerator, state, self.options, world, seed)}
 
     # --- passes ------------------------------------------------------------------------------
 
     def trains(self, loader: PreparedLoader) -> bool:
-        """Whether a pass over ``loader`` that begins now is one of the training."""
-        if not torch.is_grad_enabled() or self._closed:
+        """Whether a pass over ``loader`` that begins now is one of the training. Raises as ``open``, and
+        ``UsageError`` when another accelerator of this process has taken the run."""
+        if not torch.is_grad_enabled():
+            return False
+        if self._closed is leaving.How.TAKEN and loader is self._trains:
+            raise UsageError(
+                f"another Accelerator of this process trains the run at {self.root} now",
+                hint="give each of them a root of its own",
+            )
+        if self._closed is not None:
             return False
         if self.session is None:
             if not hooks.optimizers(self.accelerator):
@@ -201,7 +163,9 @@ class Durable:
 
     @property
     def training_data(self) -> DurableLoader:
-        assert self.loader is not None
+        """``UsageError`` where no loader was prepared."""
+        if self.loader is None:
+            raise UsageError("no loader was prepared", hint="accelerator.prepare(loader)")
         return self.loader
 
     @property
@@ -218,13 +182,12 @@ class Durable:
         session, loader = self.open(), self.training_data
         epoch, under_way = self.loop.next_epoch(), loader.cursor.epoch
         verdict = decide(epoch=epoch, under_way=under_way, training=self.loop.training, ended=self.ended)
-        if verdict is Pass.ENDED:
-            self._count_beyond()
         if verdict is not Pass.TRAINS:
             self._ran = True
+            self._beyond += verdict is Pass.ENDED
+            check_not_beyond(self._beyond, session.steps)
             self.loop.begin(verdict, epoch)
-            return verdict
-        if not self.loop.training:
+        elif not self.loop.training:
             self._go_on(session)
         elif self._due and loader.outstanding:  # what was trained of a pass that is left now belongs to it
             loader.acknowledge(loader.outstanding, step=session.steps + 1, no_update=not session.updated)
@@ -243,22 +206,18 @@ class Durable:
 
     @property
     def ended(self) -> bool:
-        session = self.session
+        """There is nothing to train any more."""
+        session, steps = self.session, self.options.max_steps
         if session is None:
             return False
-        steps = self.options.max_steps
         return session.run.completed or (steps is not None and session.steps >= steps)
 
-    def _count_beyond(self) -> None:
-        self._beyond += 1
-        if self._beyond > BEYOND:
-            assert self.session is not None
-            raise UsageError(
-                f"the run has ended at step {self.session.steps}, and the script has since asked for {BEYOND} "
-                "passes, all of them empty",
-                hint="end the script's loop by a count of passes, or register what it counts "
-                "(register_for_checkpointing)",
-            )
+    def skip(self, batches: int) -> None:
+        """The script asks for a loader without its first ``batches``: a run with a history goes on where it
+        stands, and a fresh one begins there. Raises as ``DurableLoader.skip``."""
+        session, loader = self.open(), self.training_data
+        if not (session.steps or self.loop.training or loader.cursor.consumed_samples):
+            loader.skip(batches)
 
     # --- the boundary ------------------------------------------------------------------------
 
@@ -268,14 +227,9 @@ class Durable:
             self.boundary()
         if self._states is not None:
             self._states.before_batch()
+        if self.ended:
+            self.save()
         return self.ended
-
-    def skip(self, batches: int) -> None:
-        """The script asks for a loader without its first ``batches``: a run with a history goes on where it
-        stands, and a fresh one begins there. Raises as ``DurableLoader.skip``."""
-        session, loader = self.open(), self.training_data
-        if session.restored is None and not self.loop.training and not loader.cursor.consumed_samples:
-            loader.skip(batches)
 
     @property
     def by_hand(self) -> bool:
@@ -292,14 +246,24 @@ class Durable:
         Raises ``Drained`` after SIGTERM (exit 75), ``FencedExit`` when another process owns the run (76),
         and what ``DurableSession.step`` raises.
         """
-        if self.session is None or self.epochs_over or not self._due:
+        session = self.session
+        if session is None or self.epochs_over or not self._due:
             return False
         self._skipped = False
         loss, self._loss = self._loss, None
-        try:
-            return self.session.step(loss=_read(loss), lr=self._lr())
-        except FencedError as error:
-            raise FencedExit from error
+        with self._told():
+            return session.step(loss=_read(loss), lr=self._lr())
+
+    def save(self) -> bool:
+        """The state of the last boundary is durable when this returns; ``True`` when it was not before."""
+        session = self.session
+        if session is None or session.run.completed:
+            return False
+        newest = session.newest
+        with self._told():
+            if session.run.world.all(newest is not None and newest[1] == session.steps):
+                return False
+            return session.save(wait=True)
 
     def commit(self, wait: bool = False) -> bool:
         """The boundary, where the script says so: from the first call on it is nowhere else, but at the end.
@@ -307,12 +271,18 @@ class Durable:
         ``wait``: until the state is durable. ``True`` when it was saved. While passes are empty, and within
         an accumulation, nothing happens.
         """
-        session = self.open()
+        self.open()
         self._by_hand = True
-        if self.epochs_over or self.ended or (not self._due and self._outstanding):
+        if self.epochs_over or self.ended or (self._outstanding and not self._due):
             return False
         saved = self.boundary()
-        return session.save(wait=True) if wait else saved
+        return self.save() or saved if wait else saved
+
+    def _told(self) -> leaving.Told:
+        return leaving.Told(self._note_failed)
+
+    def _note_failed(self) -> None:
+        self._failed = True
 
     @property
     def _outstanding(self) -> int:
@@ -329,86 +299,67 @@ class Durable:
     def _note_skipped(self) -> None:
         self._skipped = True
 
-    def handed_out(self, loader: PreparedLoader) -> None:
-        """``loader`` hands over a batch."""
+    # --- batches of other loaders --------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run; 0 before it is open."""
+        return 0 if self.session is None else self.session.steps
+
+    def handed_out(self, loader: PreparedLoader, since: int) -> None:
+        """``loader`` hands over a batch of a pass that began at step ``since``. Raises ``UnsupportedError``
+        when it is read along with the one that trains."""
         if loader is self._trains:
-            self._elsewhere = None
-        elif torch.is_grad_enabled():
-            self._elsewhere = loader
+            self._strays.known()
+        else:
+            self._strays.handed_out(loader, along=self.loop.training and since != self.steps)
 
     def _before_update(self, *_: Any) -> None:
-        """An optimizer is about to step: the batch must be one that the run knows of."""
-        if self._elsewhere is None or self._outstanding or self.loader is None or self._by_hand:
-            return
-        place = self._loaders.index(self._elsewhere)
-        raise UnsupportedError(
-            f"an optimizer steps on batches of prepared loader {place}, and the one that trains is "
-            f"{self._loaders.index(self._trains)} (counted from 0 in the order of prepare)",
-            hint=f"train_loader={place}, or one loader for all that is trained on",
-        )
+        if self._trains is not None and not (self._outstanding or self._by_hand):
+            self._strays.check_update(self._trains)
 
     # --- ending ------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """The script says that it is done: the last boundary, and the run has succeeded."""
         session = self.session
-        if session is None or self._closed:
+        if session is None or self._closed is not None:
             return
         if self.epochs_over and session.steps:
             session.reapply()
         self.boundary()
         if self._states is not None:
             self._states.before_batch()
-        try:
+        with self._told():
             session.finish()
-        except FencedError as error:
-            raise FencedExit from error
-        self.close()
+        self.close(leaving.How.FINISHED)
 
-    def close(self, timeout: float = 600.0) -> None:
+    def close(self, how: leaving.How, timeout: float = leaving.LONG_S) -> None:
         """Flush and close, whatever the script still does. Saves nothing; harmless when repeated."""
-        if self.session is None or self._closed:
+        if self.session is None or self._closed is not None:
             return
-        self._closed = True
+        self._closed = how
         atexit.unregister(self._at_exit)
         while self._hooks:
             self._hooks.pop().remove()
         self.session.close(timeout)
 
     def reset(self) -> None:
-        """``free_memory``: what is prepared after it is another training."""
-        self.close()
-        self.session = self.loader = self._trains = self._elsewhere = None
-        self._loaders, self._called, self.loop, self._states = [], [], Loop(self.accelerator), None
-        self._closed = self._by_hand = self._skipped = False
+        """What is prepared from now on is another training (``free_memory``)."""
+        self.close(leaving.How.FINISHED)
+        self._forget()
 
-    def _at_exit(self) -> None:
-        if self.session is None or os.getpid() != self._process:
+    def _at_exit(self, process: int) -> None:
+        """The script has ended without a word, or by an exception."""
+        session = self.session
+        if session is None or os.getpid() != process:
             return
-        failed = getattr(sys, "last_value", None) is not None
-        alone = len(self.session.run.world.roles) == 1
-        done = self.session.run.completed
-        self.close(PEERS_S if failed and not alone else 600.0)
-        if not failed and not done:
-            notices.say(
-                f"the script has ended, and run {self.session.run.run_id} is not marked as finished: a "
-                "restart goes on from its last checkpoint. Call accelerator.end_training() at its end"
-            )
+        failed = self._failed or leaving.by_an_exception()
+        self.close(leaving.How.FINISHED, leaving.patience(session, failed=failed))
+        if not failed and not session.run.completed:
+            leaving.say_unfinished(session)
 
 
 def _read(loss: torch.Tensor | None) -> float | None:
     """Not where reading would wait for a device."""
     return None if loss is None or loss.device.type != "cpu" else float(loss)
-
-
-def _check_kind(accelerator: accelerate.Accelerator) -> None:
-    """``UnsupportedError`` for what this adapter cannot make exact."""
-    kind = accelerator.distributed_type
-    parallel = accelerator.parallelism_config
-    if kind in {getattr(DistributedType, name, None) for name in _KNOWN} and parallel is None:
-        return
-    what = f"{kind.value}" if parallel is None else "a parallelism_config"
-    raise UnsupportedError(
-        f"{what}: the model's state is spread over the processes, which this adapter cannot save exactly",
-        hint="data parallelism (DDP) is supported: leave it out, or use plain Accelerate there",
-    )

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 _END = object()
 
 
-class PreparedLoader(DataLoaderStateMixin):
+class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]  # it has no types
     """What the classes below have in common. ``bind`` comes before everything else."""
 
     _durable: Durable
     _place: torch.device | None  # where batches go; None: they are left where they are
     _evaluates = False
     iteration: int
+    end_of_dataloader: bool
 
     def bind(self, durable: Durable, device: torch.device | None) -> None:
         self._durable, self._place = durable, device
@@ -39,10 +40,10 @@ class PreparedLoader(DataLoaderStateMixin):
         if self._durable.trains(self):
             yield from self._training(self._durable)
             return
-        self._evaluates = True
+        self._evaluates, since = True, self._durable.steps
         try:
-            for batch in super().__iter__():  # type: ignore[misc]  # Accelerate's, of the classes below
-                self._durable.handed_out(self)
+            for batch in super().__iter__():  # Accelerate's, of the classes below
+                self._durable.handed_out(self, since)
                 yield batch
         finally:
             self._evaluates = False
@@ -51,7 +52,7 @@ class PreparedLoader(DataLoaderStateMixin):
         """The script's number of the pass to come: a hint where in its own loop it is."""
         if not self._evaluates:  # else it is Accelerate that says it
             self._durable.told_epoch(self, epoch)
-        super().set_epoch(epoch)  # type: ignore[misc]
+        super().set_epoch(epoch)
 
     def _training(self, durable: Durable) -> Iterator[Any]:
         verdict = durable.begin_pass()
@@ -69,7 +70,7 @@ class PreparedLoader(DataLoaderStateMixin):
                 if batch is _END:
                     break
                 self.end_of_dataloader = loader.at_end
-                durable.handed_out(self)
+                durable.handed_out(self, durable.steps)
                 yield self._placed(batch)
             self.iteration += 1
         finally:
@@ -87,11 +88,11 @@ class PreparedLoader(DataLoaderStateMixin):
         return send_to_device(batch, self._place, non_blocking=getattr(self, "_non_blocking", False))
 
 
-class PreparedShard(PreparedLoader, DataLoaderShard):
+class PreparedShard(PreparedLoader, DataLoaderShard):  # type: ignore[misc]
     """Of a loader whose processes each read their own share."""
 
 
-class PreparedDispatcher(PreparedLoader, DataLoaderDispatcher):
+class PreparedDispatcher(PreparedLoader, DataLoaderDispatcher):  # type: ignore[misc]
     """Of one that the first process reads for all. When it trains, each reads its own share."""
 
 
@@ -110,8 +111,9 @@ class PreparedDurable(PreparedLoader):
         return self._evaluating()
 
     def _evaluating(self) -> Iterator[Any]:
+        since = self._durable.steps
         for batch in self.loader:
-            self._durable.handed_out(self)
+            self._durable.handed_out(self, since)
             yield self._placed(batch)
 
     def __len__(self) -> int:

@@ -10,6 +10,8 @@ import enum
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from durable_core.errors import UsageError
+
 if TYPE_CHECKING:
     import accelerate
 
@@ -33,12 +35,23 @@ def decide(*, epoch: int, under_way: int, training: bool, ended: bool) -> Pass:
     return Pass.OVER if not training and epoch < under_way else Pass.TRAINS
 
 
+def check_not_beyond(passes: int, steps: int) -> None:
+    """``UsageError`` to a script that goes on asking for passes of a run that has ended at step ``steps``."""
+    if passes > BEYOND:
+        raise UsageError(
+            f"the run has ended at step {steps}, and {BEYOND} passes asked for since were empty",
+            hint="end the script's loop by a count of passes, or register what it counts "
+            "(register_for_checkpointing)",
+        )
+
+
 class Loop:
     """Where the script's loop stands: a state object of the run.
 
-    ``first``: the epoch of this process's first pass. ``offset``: what the script calls an epoch, by
-    ``set_epoch``, less what the data calls it; ``None`` where the script has not said anything. ``origin``:
-    the directory that ``load_state`` began the run with; empty: none.
+    ``first``: the epoch of this process's first pass; ``begun``: passes of this process so far; ``training``:
+    one of them has trained. ``epoch``: of the last one that did. ``offset``: what the script calls an epoch,
+    by ``set_epoch``, less what the data calls it; ``None`` where it has not said anything. ``origin``: the
+    directory that ``load_state`` began the run with; empty: none.
     """
 
     def __init__(self, accelerator: accelerate.Accelerator) -> None:

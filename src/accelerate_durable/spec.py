@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 
 def derive(
-    accelerator: accelerate.Accelerator, models: Sequence[nn.Module], options: DurableOptions, world: World,
+    accelerator: accelerate.Accelerator, state: Mapping[str, Any], options: DurableOptions, world: World,
     seed: int,
 ) -> RunSpec:  # fmt: skip
-    """``models``: unwrapped, in the order in which they were prepared; ``seed``: of the data."""
+    """``state``: the state objects; ``seed``: of the data."""
     settings = options.settings()
-    kinds = [f"{type(model).__module__}.{type(model).__qualname__}" for model in models]
+    models = [item for item in state.values() if isinstance(item, nn.Module)]
+    kinds = " ".join(f"{type(model).__module__}.{type(model).__qualname__}" for model in models)
     return derive_spec(
-        model=describe_model(" ".join(kinds) or "none", _rows(models)),
+        model=describe_model(kinds or "none", _parameters(state)),
         run_key=options.run_key or "main",
         promise=settings.promise,
         seed=seed,
@@ -37,8 +38,8 @@ def derive(
     )
 
 
-def _rows(models: Sequence[nn.Module]) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    for place, model in enumerate(models):
-        prefix = f"{place}." if place else ""
-        for name, parameter in model.named_parameters():
-            yield f"{prefix}{name}", tuple(parameter.shape), str(parameter.dtype)
+def _parameters(state: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    for name, model in state.items():
+        if isinstance(model, nn.Module):
+            for key, parameter in model.named_parameters():
+                yield f"{name}/{key}", tuple(parameter.shape), str(parameter.dtype)

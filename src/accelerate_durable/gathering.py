@@ -1,0 +1,61 @@
+"""What of an accelerator is a run's state, and whether it can be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from accelerate_durable import hooks
+from durable_core.data import DurableLoader
+from durable_core.errors import UnsupportedError
+from durable_core.session.world import World
+from durable_core.state import contract
+
+if TYPE_CHECKING:
+    import accelerate
+
+    from accelerate_durable.passes import Loop
+
+#: Ways to share out work that this adapter knows. The others split the model, or have engines of their own.
+_KNOWN = (
+    "NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU",
+    "MULTI_HPU",
+)  # fmt: skip
+
+
+def check(accelerator: accelerate.Accelerator) -> None:
+    """``UnsupportedError`` for what this adapter cannot make exact, an Accelerate it does not know too."""
+    hooks.check(accelerator)
+    kind = accelerator.distributed_type
+    parallel = accelerator.parallelism_config
+    if kind.value in _KNOWN and parallel is None:
+        return
+    raise UnsupportedError(
+        f"{kind.value if parallel is None else 'a parallelism_config'}: the model is spread over the "
+        "processes, and this adapter saves what each of them has whole",
+        hint="data parallelism (DDP) is supported: leave it out, or use plain Accelerate there",
+    )
+
+
+def state(accelerator: accelerate.Accelerator, loop: Loop, loader: DurableLoader | None) -> dict[str, Any]:
+    """The state objects by name. One that was prepared twice is in it once."""
+    found: dict[str, Any] = {}
+    for word, items in (
+        ("model", hooks.models(accelerator)),
+        ("optimizer", hooks.optimizers(accelerator)),
+        ("scheduler", hooks.schedulers(accelerator)),
+        ("registered", hooks.registered(accelerator)),
+    ):
+        unwrapped = {id(item): item for item in map(contract.adapt, items)}
+        found |= {f"{word}_{i}" if i else word: item for i, item in enumerate(unwrapped.values())}
+    if accelerator.scaler is not None:
+        found["scaler"] = accelerator.scaler
+    found["loop"] = loop
+    return found if loader is None else {**found, "loader": loader}
+
+
+def seed(accelerator: accelerate.Accelerator, world: World) -> int:
+    """Of order and augmentation: the first process's, on all of them."""
+    given = accelerator.dataloader_config.data_seed
+    return int(world.broadcast(torch.initial_seed() if given is None else given))
