@@ -139,6 +139,54 @@ def _needs(module: str) -> str:
     return {"lightning_durable": "lightning", "accelerate_durable": "accelerate"}.get(module, "torch")
 
 
+def test_options_in_yaml_are_options() -> None:
+    pytest.importorskip("accelerate")
+    import yaml
+
+    from accelerate_durable import DurableOptions
+
+    found = 0
+    for path in DOCS.rglob("*.md"):
+        for block in re.findall(r"^[ ]*```yaml\n(.*?)^[ ]*```", path.read_text(), re.MULTILINE | re.DOTALL):
+            document = {} if "--8<--" in block else yaml.safe_load(block)
+            options = document.get("durable_config", document)
+            DurableOptions.of(options, path.name)
+            found += bool(options)
+    assert found
+
+
+def _commands(text: str) -> Iterator[str]:
+    """What is shown of our command line: in blocks and within sentences."""
+    for block in re.findall(r"^[ ]*```\n(.*?)^[ ]*```", text, re.MULTILINE | re.DOTALL):
+        yield from (line.strip() for line in block.splitlines())
+    yield from re.findall(r"`(durable [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def test_commands_and_flags_that_are_shown_exist() -> None:
+    import click
+
+    from durable_core.cli.app import app
+    from durable_core.launch.agent import flags
+
+    wrong = []
+    for path in sorted(DOCS.rglob("*.md")):
+        for shown in _commands(path.read_text()):
+            words = shown.partition("#")[0].split(".py")[0].partition(" -- ")[0].split()
+            if words[:1] != ["durable"] or len(words) == 1:
+                continue
+            command: click.Command | None = app
+            for word in words[1:]:
+                if isinstance(command, click.Group) and not word.startswith("-"):
+                    command = command.commands.get(word)
+            known = {option for item in getattr(command, "params", ()) for option in item.opts}
+            if command is app.commands["launch"]:
+                known = set(flags.parser()._option_string_actions)
+            given = {word.split("=")[0] for word in words[1:] if word.startswith("-")}
+            if command is None or not given <= known | {"--help", "--version", "--json"}:
+                wrong.append(f"{path.name}: {shown}")
+    assert not wrong, wrong
+
+
 # --- what is known, is there ------------------------------------------------------------------------
 
 
