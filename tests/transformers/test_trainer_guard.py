@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 from torch.utils.data import IterableDataset
-from trainer_subject import Case, MixedIn, Model, Notes
+from trainer_subject import Case, MixedIn, Model, Notes, Samples
 
 from accelerate_durable.transformers import DurableTrainerCallback, guard
 from durable_core.errors import SpecMismatchError, UnsupportedError, UsageError
+
+
+class ByLength(Samples):
+    def __getitem__(self, index: int) -> Any:
+        return {**super().__getitem__(index), "input_ids": [0] * (index + 1)}
 
 
 class Stateless(IterableDataset[Any]):
@@ -26,7 +31,7 @@ class Stateless(IterableDataset[Any]):
         (Case(args={"auto_find_batch_size": True}), "auto_find_batch_size"),
         (Case(args={"ignore_data_skip": True}), "ignore_data_skip"),
         (Case(args={"enable_jit_checkpoint": True}), "SIGTERM"),
-        (Case(args={"train_sampling_strategy": "group_by_length"}), "LengthGroupedSampler"),
+        (Case(args={"train_sampling_strategy": "batch_rebalance"}, dataset=ByLength()), "BatchRebalance"),
         (Case(dataset=Stateless(), args={"max_steps": 3}), "Stateless"),
     ],
     ids=["batch-size", "data-skip", "jit", "by-length", "stream"],

@@ -49,7 +49,7 @@ class TrainerLoader(DataLoaderStateMixin):  # type: ignore[misc]
         self.begin()
         try:
             for batch in self.loader:
-                self.end_of_dataloader = self.loader.at_end
+                self.end_of_dataloader = not self.loader.more()
                 yield batch if self._place is None else self._moved(batch)
         finally:
             self.end()

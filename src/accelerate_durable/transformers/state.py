@@ -43,6 +43,7 @@ class Progress:
         return {
             "state": {name: getattr(trainer.state, name) for name in hooks.PROGRESS},
             "control": dict(vars(trainer.control)),
+            "max_steps": trainer.state.max_steps,
             "sums": {name: getattr(trainer, name, begun) for name, begun in hooks.SUMS},
             "loss": float(getattr(trainer, hooks.LOSS, 0.0)),
             "trl": {name: _plain(getattr(trainer, name)) for name in self._of_trl()},
@@ -59,6 +60,8 @@ class Progress:
             trainer.state.best_model_checkpoint = None
         for name, value in state["control"].items():
             setattr(trainer.control, name, value)
+        if trainer.state.global_step == state["max_steps"] < trainer.state.max_steps:
+            trainer.control.should_training_stop = False  # it had reached its goal, which is another now
         for name, value in state["sums"].items():
             setattr(trainer, name, value)
         setattr(trainer, hooks.LOSS, torch.tensor(state["loss"], device=trainer.args.device))

@@ -128,13 +128,14 @@ class Training:
         """Before the next pass begins, the loader is told what the last step has used of the one before.
         Ahead of the first pass of a restored run, what its start has changed is put back, random streams
         last."""
-        if self._run.run.completed:
-            return False
+        self._put_back()
+        self._boundary()
+        return not (self._run.run.completed or (self._resumed and self._trainer.control.should_training_stop))
+
+    def _put_back(self) -> None:
         if self._resumed:
             self._run.reapply()
         self._run.release()
-        self._boundary()
-        return True
 
     def _boundary(self) -> None:
         """Once for each step of the Trainer, whenever it is about to fetch the batches of the next one."""
@@ -159,6 +160,7 @@ class Training:
     def _before_end(self) -> None:
         """Training is over: its state is the last one, and the run has succeeded. What the Trainer does now
         (it may load the best model in place of the last) is done again if it is started again."""
+        self._put_back()
         self._boundary()
         self._unrecorded = not ending.finished(self._run)
 
