@@ -69,7 +69,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]  # it has no t
                 batch = next(batches, _END)
                 if batch is _END:
                     break
-                self.end_of_dataloader = loader.at_end
+                self.end_of_dataloader = not loader.more()
                 durable.handed_out(self, durable.steps)
                 yield self._placed(batch)
             self.iteration += 1

@@ -126,11 +126,6 @@ class Answers:
         return self._ledger.position[0] if self._pass is None else self._pass.start[0]
 
     @property
-    def at_end(self) -> bool:
-        """Whether the batch handed over last is the last of its epoch; False while nobody knows."""
-        return self._pass is not None and self._pass.ended
-
-    @property
     def drop_last(self) -> bool:
         return self._settings.remainder == "drop"
 

@@ -326,17 +326,36 @@ class DurableLoader(Answers, LedgerRows, Position):
         with self._own_streams:
             if current.batches is None:
                 current.batches = self._opened(current.start)
-            delivered = next(current.batches, None)
+            delivered = current.take()
         self._metrics.wait.add(_now() - begun)
         if delivered is not None:
             self._skips.count(delivered[0])
         current.fetching = False
         if delivered is None:
-            current.ended = current.exhausted = True
-            self._ledger.end_pass()
+            self._end(current)
+            current.exhausted = True
             raise StopIteration
         tag, content = delivered
         self._metrics.fetched(tag.seconds, tag.measured)
         self._ledger.hand_over(tag)
         current.ended = tag.last
         return content
+
+    def _end(self, current: Pass) -> None:
+        current.ended = True
+        self._ledger.end_pass()
+
+    def more(self) -> bool:
+        """Whether the pass under way has another batch after the one handed over last. Where only the end
+        tells, as with an iterable dataset, that batch is fetched now; it is not handed over by this."""
+        current = self._pass
+        if current is None or current.ended:
+            return False
+        if self.streaming and current.ahead is None and current.batches is not None:
+            current.fetching = True
+            with self._own_streams:
+                current.ahead = current.take()
+            current.fetching = False
+            if current.ahead is None:
+                self._end(current)
+        return not current.ended

@@ -18,13 +18,20 @@ class Pass:
 
     start: tuple[int, int]
     batches: Iterator[tuple[Tag, Any]] | None = None
+    ahead: tuple[Tag, Any] | None = None  # fetched to see whether it is there, and not handed over
     ended: bool = False  # there are no more batches
     exhausted: bool = False  # and the consumer was told so
     fetching: bool = False  # still true after a fetch that raised
 
     def close(self) -> None:
         """Stop reading ahead; workers that do not persist end."""
-        self.batches = iter(())
+        self.batches, self.ahead = iter(()), None
+
+    def take(self) -> tuple[Tag, Any] | None:
+        """The next batch, once ``batches`` is known; ``None``: there is none."""
+        ahead, self.ahead = self.ahead, None
+        assert self.batches is not None
+        return next(self.batches, None) if ahead is None else ahead
 
 
 class PassIterator(Iterator[Any]):
