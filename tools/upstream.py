@@ -1,8 +1,8 @@
 """Accelerate's own tests of its checkpoints, with our ``Accelerator`` in place of theirs.
 
 The source distribution of the installed Accelerate is fetched with pip and unpacked into a temporary
-directory; its tests run as they are. Every ``Accelerator`` that they make gets a root of its own. Prints a JSON
-document; exits 1 when a test failed that ``EXPECTED`` does not explain, or passed though it is in there.
+directory; its tests run as they are. Every ``Accelerator`` that they make gets a root of its own. Prints a
+JSON document; exits 1 when a test failed that ``EXPECTED`` does not explain, or passed though it is in there.
 
     python tools/upstream.py [--sdist FILE] [--keep DIR] [-k EXPRESSION]
 """
@@ -32,7 +32,7 @@ REPORT, ROOTS = "UPSTREAM_REPORT", "UPSTREAM_ROOTS"  # told to the process that 
 #: What is run: a file of the source distribution, and which of its tests are about checkpoints.
 TESTS = {
     "tests/test_state_checkpointing.py": "",
-    "tests/test_accelerator.py": "save or load or hook or referenced or dereferences or free_memory or pickle",
+    "tests/test_accelerator.py": "save or load or hook or are_referenced or pickle",
 }
 
 #: Tests that cannot pass, and why that is meant so. ``fnmatch`` patterns of their names.
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
             expression = " and ".join(f"({each})" for each in (chosen, asked.k) if each)
             reports |= run(source / file, expression, place, paths)
     outcome = Outcome.of(version, reports, {} if asked.k else EXPECTED)
-    print(json.dumps(outcome.to_json(), indent=1))
+    sys.stdout.write(json.dumps(outcome.to_json(), indent=1) + "\n")
     return 0 if outcome.good else 1
 
 

@@ -225,6 +225,8 @@ def _stay(durable: Durable, session: DurableSession, input_dir: str | os.PathLik
 
 
 def _go_back(durable: Durable, session: DurableSession, input_dir: str | os.PathLike[str] | None) -> None:
+    if not durable.by_hand:
+        durable.boundary()
     run = session.run.run_id
     _, candidates = _look(durable, input_dir, named(durable.root))
     if input_dir is not None:

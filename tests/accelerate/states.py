@@ -107,7 +107,7 @@ def begin(
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
-    x = torch.randn(4 * BATCHES, 3)
+    x = torch.randn(4 * BATCHES, 3, generator=torch.Generator().manual_seed(1))
     data = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)
     counts = Counts()
     accelerator.register_for_checkpointing(counts)

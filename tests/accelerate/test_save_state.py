@@ -209,7 +209,7 @@ def test_while_passes_are_empty_nothing_is_saved_and_a_missing_directory_is_made
     assert again.weights() != weights
 
 
-# --- within a step, and after it -----------------------------------------------------------------------------
+# --- within a step, and after it ------------------------------------------------------------------
 
 
 def told(action: Callable[[], Any]) -> list[str]:
