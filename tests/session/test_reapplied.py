@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class Script:
         self.averages = Averages(self.model)
         self.generator = torch.Generator().manual_seed(1)
         self.loader = DurableLoader(torch.arange(32.0).reshape(16, 2), 2, seed=1, dataset_id="rows")
+        self.batches: Iterator[Any] = iter(())
 
     @property
     def objects(self) -> dict[str, Any]:

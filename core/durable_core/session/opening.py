@@ -12,12 +12,19 @@ from typing import Any
 from durable_core.clock import Clock
 from durable_core.commit import claim, ending, trust
 from durable_core.commit.fence import token_error
-from durable_core.commit.journal import EMPTY, View, replay_whole
+from durable_core.commit.journal import EMPTY, View, replay, replay_whole
 from durable_core.commit.state import CheckpointInfo, RunState
 from durable_core.engine import heartbeat
 from durable_core.engine.launched import Launched, launch_id
 from durable_core.engine.performer import Performer
-from durable_core.errors import Fenced, RunBusy, RunEnded, RunNotFoundError, UsageError
+from durable_core.errors import (
+    CheckpointNotFoundError,
+    Fenced,
+    RunBusy,
+    RunEnded,
+    RunNotFoundError,
+    UsageError,
+)
 from durable_core.session import software
 from durable_core.session.settings import Settings, takeover_requested
 from durable_core.spec import Comparison, RunSpec, check_resume, compare
@@ -120,13 +127,44 @@ class Coordinator:
         Only the generation after one's own: whoever has claimed that by now is this one's successor. Raises
         ``NoUsableCheckpoint`` when none is left, and the errors of a claim.
         """
-        self.view = self.performer.run(
-            claim.mark_corrupt(self.view, point.c, launch_id=self.launch, reason=reason, objects=objects)
-        )
+        self.damaged(point, reason, objects)
         if self.view.state.terminal is not None:
             return self._completed(())
         assert self.claimed is not None, "only what was claimed is restored for writing"
         return self._claim((), takeover=False, after=self.claimed.token.generation)
+
+    def find(self, c: int) -> RestorePoint:
+        """Checkpoint ``c`` of the run, on the head's lineage or not. Raises ``CheckpointNotFoundError``."""
+        self.view = self.performer.run(replay(self.view))
+        info = self.view.state.checkpoints.get(c)
+        if info is None or not info.usable:
+            how = "is not known" if info is None else f"is {info.state.value}"
+            raise CheckpointNotFoundError(
+                f"checkpoint {c} {how}", hint=f"durable ls {self.performer.tier.location} shows what is there"
+            )
+        return RestorePoint.of(info)
+
+    def roll_back(self, point: RestorePoint) -> Opening:
+        """Claim the generation after one's own, which begins at ``point``.
+
+        Raises ``CheckpointNotFoundError`` when that is there no more, and the errors of a claim.
+        """
+
+        def choose(state: RunState) -> claim.Choice:
+            if not state.checkpoints[point.c].usable:
+                raise CheckpointNotFoundError(f"checkpoint {point.c} was retired or found damaged meanwhile")
+            return claim.Choice(point.c, f"rolled back by the script to c{point.c} at step {point.step}")
+
+        assert self.claimed is not None, "only a run that is open for writing is rolled back"
+        self.previous = None  # what it trained is no first execution of what follows
+        return self._claim((), takeover=False, after=self.claimed.token.generation, choose=choose)
+
+    def damaged(self, point: RestorePoint, reason: str, objects: tuple[str, ...]) -> None:
+        """Say in the journal that ``point`` failed verification. Raises as ``claim.mark_corrupt``."""
+        program = claim.mark_corrupt(
+            self.view, point.c, launch_id=self.launch, reason=reason, objects=objects
+        )
+        self.view = self.performer.run(program)
 
     def _accept_given(self) -> None:
         """Note the generation that the launcher has claimed for this run, if it has.
@@ -156,10 +194,13 @@ class Coordinator:
             return False
         return self.launched.files is None or self.launched.files.take(given.generation)
 
-    def _claim(self, warnings: tuple[str, ...], *, takeover: bool, after: int | None = None) -> Opening:
+    def _claim(
+        self, warnings: tuple[str, ...], *, takeover: bool, after: int | None = None,
+        choose: claim.Chooser | None = None,
+    ) -> Opening:  # fmt: skip
         program = claim.claim_generation(
-            self.view, launch_id=self.launch, members=self.roles, takeover=takeover, choose=self._choose,
-            after=after,
+            self.view, launch_id=self.launch, members=self.roles, takeover=takeover,
+            choose=choose or self._choose, after=after,
         )  # fmt: skip
         return self._opened(self.performer.run(program), warnings)
 

@@ -25,6 +25,7 @@ from durable_core.session.places import Tiers
 from durable_core.session.poll import Poll, Wish
 from durable_core.session.putting_back import PuttingBack, streams
 from durable_core.session.recomputing import Recomputer
+from durable_core.session.restoring import Visited
 from durable_core.session.run import Run
 from durable_core.session.saving import Due
 from durable_core.session.settings import Backlog, OnBreach, Resume, Settings
@@ -69,6 +70,7 @@ class DurableSession(ForAdapters):
         self._updates = 0  # of those steps, the ones whose optimizer did step
         self._unprepared = True
         self._updated = False  # an optimizer has stepped since the last boundary
+        self._visited: Visited | None = None
         self._term = Termination()
         self._poll = Poll(run.world.greatest if len(run.world.roles) > 1 else None)
         self._hooks = [
@@ -221,6 +223,7 @@ class DurableSession(ForAdapters):
         ``Fenced`` when another process has taken the run over; ``NumericFault`` when the numbers are wrong
         and ``integrity`` says to stop.
         """
+        self._go_on()
         self._step += 1
         skipped = bool(self._optimizers) and not self._updated  # by a scaler that met an overflow
         self._updates += not skipped
@@ -273,7 +276,8 @@ class DurableSession(ForAdapters):
         self._unprepared = False
 
     def save(self, *, wait: bool = False) -> bool:
-        """Stage the state now, at a boundary. ``wait``: until it is committed. ``False``: skipped.
+        """Stage the state now, at a boundary. ``wait``: until it is committed. ``False``: skipped, or it is
+        that of a visited checkpoint.
 
         ``UsageError`` between an optimizer's step and ``step()``: the model has consumed batches then that
         a restart would give it again.
@@ -283,6 +287,8 @@ class DurableSession(ForAdapters):
                 f"an optimizer has stepped since the boundary of step {self._step}",
                 hint="call step() when the step is complete, then save()",
             )
+        if self._visited is not None:
+            return False
         return self._save(wait=wait)
 
     def _save(self, *, wait: bool = False, due: Due | None = None) -> bool:
@@ -315,12 +321,13 @@ class DurableSession(ForAdapters):
     # --- ending ------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Save the final state and record that the run has succeeded."""
+        """Save the final state and record that the run has succeeded: at its head, after a ``visit``."""
         if self.run.completed:
             return
-        if not self.run.world.all(self._saved()):
+        if self._visited is None and not self.run.world.all(self._saved()):
             self.save(wait=True)
-        self.run.succeed({"steps": self._step})
+        newest = self.run.newest
+        self.run.succeed({"steps": self._step if newest is None else newest[1]})
 
     def _saved(self) -> bool:
         """Whether the last step is durable, once what is under way has ended."""
@@ -363,6 +370,8 @@ class DurableSession(ForAdapters):
 
     def _leave(self) -> None:
         """The last step is made durable, unless the block was left in the middle of the next one."""
+        if self._visited is not None and not self._updated:
+            return  # the run is where it was, and that is durable
         taken, found = self._outstanding, ""
         if self._updated:
             found = "an optimizer has stepped"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from durable_core.data import DurableLoader
@@ -21,6 +21,7 @@ class PuttingBack:
     def __init__(self, objects: Mapping[str, Any], loader: DurableLoader | None, *, hold: bool) -> None:
         self._objects, self._loader, self._hold = objects, loader, hold
         self._held: Loaded | None = None
+        self._check: Callable[[], None] | None = None
 
     def state(self, loaded: Loaded) -> None:
         """The objects and the loader. Raises as ``capture.restore`` and ``DurableLoader.load_state_dict``;
@@ -30,6 +31,18 @@ class PuttingBack:
         if self._loader is not None:
             self._loader.load_state_dict(loaded.cursor)
         self._held = loaded if self._hold else None
+
+    def visited(self, loaded: Loaded) -> None:
+        """As ``state``, in the middle of a script, and the streams; what is held is let go."""
+        self.release()
+        check_position(self._loader, loaded.cursor)
+        capture.restore(self._objects, loaded.state)
+        if self._loader is not None:
+            self._loader.seek(loaded.cursor)
+        streams(loaded)
+        if self._check is not None:  # it was of where the loader stood before
+            self._unwatch()
+            self.watch_pair()
 
     def again(self, *, modes: bool) -> None:
         """Objects and streams once more, if there is something held; the loader is left alone."""
@@ -54,9 +67,15 @@ class PuttingBack:
                     f"moved to epoch {loader.cursor.epoch} batch {loader.cursor.batch}",
                     hint="load no other state into the loader of a session: the two are restored as a pair",
                 )
-            loader.before_next.remove(check)
+            self._unwatch()
 
-        loader.before_next.append(check)
+        self._check = check
+        loader.before_next.insert(0, check)
+
+    def _unwatch(self) -> None:
+        if self._loader is not None and self._check is not None:
+            self._loader.before_next.remove(self._check)
+            self._check = None
 
 
 def streams(loaded: Loaded) -> None:

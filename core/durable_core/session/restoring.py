@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -58,6 +58,18 @@ class Loaded:
     begins: str = ""
 
 
+@dataclass(frozen=True)
+class Visited:
+    """A checkpoint that was looked at: what is needed to go on from there, but for its state.
+
+    ``promise``: what can still be kept there, and why no more."""
+
+    point: RestorePoint
+    found: restore.Restored
+    metrics: tuple[Mapping[str, Any], ...]
+    promise: tuple[Promise, str]
+
+
 class Restorer:
     """``coordinator`` is this process's own, ``None`` on the other writers."""
 
@@ -94,6 +106,37 @@ class Restorer:
                 adopted.staged.release()
             if self._given_up is not None:
                 self._given_up.release()
+
+    def visit(self, c: int, promise: Promise, seed: int) -> tuple[Visited, Loaded]:
+        """Checkpoint ``c``, verified and the same on all writers; nothing of the run changes.
+
+        Raises ``CheckpointNotFoundError`` for one that is not there (any more), ``CorruptError`` for a
+        damaged one, of which the journal then knows, and as ``judge`` and ``part``.
+        """
+
+        def find() -> dict[str, Any]:
+            assert self._coordinator is not None
+            return asdict(self._coordinator.find(c))
+
+        point = RestorePoint(**self._world.decide(find))
+        try:
+            found = self._world.together(partial(self._read, point, None))
+        except UnknownVersionError:
+            raise
+        except (CorruptError, ObjectNotFoundError) as error:
+            self._tell_damage(point, error)
+            raise
+        kept = self.judge(found.manifest, promise)
+        loaded = self.loaded(found, seed)
+        light = replace(found, state=None, role=None)  # those belong to the objects soon
+        return Visited(point, light, loaded.metrics, kept), loaded
+
+    def _tell_damage(self, point: RestorePoint, error: CorruptError | ObjectNotFoundError) -> None:
+        def tell() -> None:
+            assert self._coordinator is not None
+            self._coordinator.damaged(point, str(error), (error.key,))
+
+        self._world.decide(tell)
 
     def view(self, generation: int) -> View:
         """The journal up to the claim of ``generation``, or beyond."""

@@ -7,17 +7,14 @@ method is called on the training thread, by all writers of the run alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from durable_core import events
 from durable_core.clock import Clock, SystemClock
 from durable_core.data.loader import DurableLoader
-from durable_core.detect.base import Step
 from durable_core.engine import heartbeat, restore, uncaught
 from durable_core.engine.beats import Phase
 from durable_core.engine.copies import Fault
@@ -38,10 +35,10 @@ from durable_core.session.records import Records
 from durable_core.session.recovery import Recovery
 from durable_core.session.repairing import damaged, repairing
 from durable_core.session.reporting import Reporter
-from durable_core.session.restoring import Loaded, Restorer
+from durable_core.session.restoring import Loaded, Restorer, Visited
 from durable_core.session.saving import Due, Saver
 from durable_core.session.settings import Settings
-from durable_core.session.status import Board, Status
+from durable_core.session.status import Board
 from durable_core.session.stores import open_stores, require_feasible
 from durable_core.session.tiers import open_tier
 from durable_core.session.watching import MixtureWatch, SupplyWatch
@@ -76,7 +73,7 @@ class Run(Records):
         self._meter = Meter()
         self._heartbeat: heartbeat.Heartbeat | None = None
         self._saver: Saver | None = None
-        self._loaded: Loaded | None = None
+        self._loaded: tuple[int, str] | None = None  # c and digest: its state belongs to the objects
         self._faults: tuple[Fault, ...] = ()
         self._lowered: tuple[Promise, str] | None = None
         self._supply = SupplyWatch(settings.supply_window, self.board, clock)
@@ -128,37 +125,23 @@ class Run(Records):
         require_feasible(tier, settings.tiers, settings.cadence)
         opening = Opening.from_json(world.decide(decide))
         run = cls(tier, clock, world, settings, opening, coordinator, reporter)
-        run._tell_launcher(opening)
-        if coordinator is not None and not run.completed:
-            launch = opening.launch_id
-            run._heartbeat = heartbeat.Heartbeat(tier, clock, launch, opening.generation, run._curve.rows)
-            run._heartbeat.start()
+        run._announce()
         return run
+
+    def _announce(self) -> None:
+        """The generation is claimed: the launcher hears of it, and whoever looks for a live owner."""
+        opening = self._opening
+        self._tell_launcher(opening)
+        if self._coordinator is not None and not self.completed:
+            self._heartbeat = heartbeat.Heartbeat(
+                self.tier, self.clock, opening.launch_id, opening.generation, self._curve.rows
+            )
+            self._heartbeat.start()
 
     def _tell_launcher(self, opening: Opening) -> None:
         """After each claim, and before anything is restored."""
         told = opening.run_id, Token(opening.generation, opening.launch_id), self.world.roles
         self.reporter.opened(*told, tells=self.world.coordinator, writes=not opening.completed)
-
-    @property
-    def run_id(self) -> str:
-        return self._opening.run_id
-
-    @property
-    def generation(self) -> int:
-        return self._opening.generation
-
-    @property
-    def token(self) -> Token:
-        return Token(self._opening.generation, self._opening.launch_id)
-
-    @property
-    def seed(self) -> int:
-        return self._opening.seed
-
-    @property
-    def promise(self) -> Promise:
-        return self._opening.promise
 
     @property
     def fresh(self) -> bool:
@@ -198,11 +181,43 @@ class Run(Records):
         started = self.clock.monotonic()
         with self.reporter.within(Phase.RESTORE):
             self._opening, found = self._restorer().load(self._opening, self._tell_launcher)
-            promise, reason = self._restorer().judge(found.manifest, self.promise)
-            if promise is not self.promise:
-                self._lowered = (promise, reason)
-                self._opening = replace(self._opening, promise=promise)
-            return self._accept(found, self.clock.monotonic() - started)
+            self._keep(*self._restorer().judge(found.manifest, self.promise))
+            loaded = self._restorer().loaded(found, self.seed)
+            self._stand_at(found, loaded.metrics, self.clock.monotonic() - started)
+            return loaded
+
+    def visit(self, c: int) -> tuple[Visited, Loaded]:
+        """Checkpoint ``c``, whichever line of the run it is on. Nothing of the run changes; ``rolled_back``
+        goes on from there. Raises as ``Restorer.visit``."""
+        with self.reporter.within(Phase.RESTORE):
+            return self._restorer().visit(c, self.promise, self.seed)
+
+    def rolled_back(self, visited: Visited) -> Run:
+        """The run as it goes on from what was visited: under the next generation, which is claimed once all
+        that this one does in the background has ended. This object is closed by it.
+
+        Raises the errors of a claim, ``CheckpointNotFoundError`` when that checkpoint is there no more, and
+        ``UsageError`` for a run that has succeeded.
+        """
+        self._active()
+        started = self.clock.monotonic()
+
+        def claim() -> Any:
+            assert self._coordinator is not None
+            return self._coordinator.roll_back(visited.point).to_json()
+
+        with self.reporter.within(Phase.RESTORE):
+            self._stop(600.0)  # what is not done by then is fenced off by the claim
+            opening = Opening.from_json(self.world.decide(claim))
+            run = Run(
+                self.tier, self.clock, self.world, self.settings, opening, self._coordinator, self.reporter
+            )
+            run.board.listeners += self.board.listeners
+            run._announce()
+            run._keep(*visited.promise)
+            run._stand_at(visited.found, visited.metrics, self.clock.monotonic() - started)
+            run.confirm()
+        return run
 
     def _restorer(self) -> Restorer:
         return Restorer(
@@ -210,11 +225,19 @@ class Run(Records):
             self.board,
         )  # fmt: skip
 
-    def _accept(self, found: restore.Restored, seconds: float) -> Loaded:
+    def _keep(self, promise: Promise, reason: str) -> None:
+        """What of the promise can be kept from here on."""
+        if promise is not self.promise:
+            self._lowered = (promise, reason)
+            self._opening = replace(self._opening, promise=promise)
+
+    def _stand_at(
+        self, found: restore.Restored, metrics: Sequence[Mapping[str, Any]], seconds: float
+    ) -> None:
         manifest = found.manifest
-        self._loaded = loaded = self._restorer().loaded(found, self.seed)
-        self._curve.restore(loaded.metrics)
-        self.integrity.begin(manifest.step, loaded.metrics)
+        self._loaded = (manifest.c, found.digest)
+        self._curve.restore(metrics)
+        self.integrity.begin(manifest.step, metrics)
         now = self.clock.now()
         point = self._opening.restore
         self.board.restored(manifest.c, manifest.step, now, point.tiers if point is not None else ())
@@ -226,14 +249,13 @@ class Run(Records):
         self._faults = damaged(found.faults, self._stores.home.name)
         for fault in self._faults:
             self.board.emit(events.CopyDamaged(now, fault.place, fault.object, fault.reason))
-        return loaded
 
     def confirm(self) -> None:
         """After everything was loaded (or nothing had to be): all writers hold the same checkpoint.
 
         Starts the background writer. Raises ``RestoreError`` on disagreement (RECOV-11).
         """
-        mine = None if self._loaded is None else [self._loaded.c, self._loaded.digest]
+        mine = None if self._loaded is None else list(self._loaded)
         if self._opening.restore is not None and self._loaded is None:
             raise RestoreError("confirm() before load(): training would start over on a run with history")
         held = self.world.all_gather(mine)
@@ -319,31 +341,6 @@ class Run(Records):
                 counters=counters or {}, rows=tuple(rows), wait=wait,
             )  # fmt: skip
 
-    def note_metrics(
-        self, step: int, *, loss: float | None = None, lr: float | None = None,
-        grad_norm: float | None = None, updated: bool = True, unread: Mapping[str, Tensor] | None = None,
-    ) -> None:  # fmt: skip
-        """One row of the metrics window, which the detectors judge; a step that is being replayed is compared
-        with its first run. ``updated``: an optimizer has stepped. ``unread``: a ``loss`` and ``grad_norm``
-        that are judged later, so that no device is waited for now; they are in no row.
-
-        Tensors and numpy scalars of one element are taken for their value (a device is waited for).
-        Raises ``UsageError`` for what is no number.
-        """
-        given = {"loss": loss, "lr": lr, "grad_norm": grad_norm}
-        row, difference = self._curve.note(step, given, self.promise)
-        if difference:
-            self.board.emit(events.ReplayMismatched(self.clock.now(), step, difference))
-        self.integrity.note(Step(step, row.loss, row.grad_norm, updated), difference, unread)
-
-    @property
-    def replayed(self) -> int:
-        """Steps compared so far with the rows their first execution left behind."""
-        return self._curve.replayed
-
-    def status(self) -> Status:
-        return self.board.read(self._saver.pending if self._saver else 0)
-
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until what was staged is durable (or has failed). ``False`` when the time ran out."""
         with self.reporter.within(Phase.SAVE):
@@ -362,6 +359,9 @@ class Run(Records):
         Raises ``Fenced`` or a fault of our own that nobody was told of yet.
         """
         self.reporter.close()
+        self._stop(timeout)
+
+    def _stop(self, timeout: float | None) -> None:
         saver, self._saver = self._saver, None
         beating, self._heartbeat = self._heartbeat, None
         try:
