@@ -24,7 +24,7 @@ from peft import LoraConfig, TaskType, get_peft_model
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-PACKAGES = ("asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "xml")
+PACKAGES = ("asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "http")
 
 
 def docstrings(limit: int) -> tuple[list[str], list[int]]:
@@ -32,7 +32,7 @@ def docstrings(limit: int) -> tuple[list[str], list[int]]:
     pairs = []
     for label, package in enumerate(PACKAGES):
         found = set()
-        for path in (Path(sysconfig.get_path("stdlib")) / package).rglob("*.py"):
+        for path in (Path(sysconfig.get_path("stdlib")) / package).glob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                     found.add(ast.get_docstring(node) or "")

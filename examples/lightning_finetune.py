@@ -29,7 +29,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from lightning_durable import DurableCheckpoint
 
-PACKAGES = ("asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "xml")
+PACKAGES = ("asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "http")
 
 
 def docstrings(limit: int) -> tuple[list[str], list[int]]:
@@ -37,7 +37,7 @@ def docstrings(limit: int) -> tuple[list[str], list[int]]:
     pairs = []
     for label, package in enumerate(PACKAGES):
         found = set()
-        for path in (Path(sysconfig.get_path("stdlib")) / package).rglob("*.py"):
+        for path in (Path(sysconfig.get_path("stdlib")) / package).glob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                     found.add(ast.get_docstring(node) or "")
@@ -88,7 +88,8 @@ class DocstringClassifier(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         found = self.trainer.callback_metrics
-        print(f"epoch {self.current_epoch}  loss {found['val_loss']:.3f}  accuracy {found['val_accuracy']:.3f}")
+        loss, accuracy = found["val_loss"], found["val_accuracy"]
+        print(f"epoch {self.current_epoch}  loss {loss:.3f}  accuracy {accuracy:.3f}")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         trained = (parameter for parameter in self.parameters() if parameter.requires_grad)

@@ -87,8 +87,13 @@ def submit(tmp_path: Path) -> Callable[..., tuple[int, list[str], bool]]:
         done = subprocess.run(
             ["bash", str(SBATCH), *arguments],
             env={
-                "PATH": f"{tmp_path}:/usr/bin:/bin", "SAID": str(said), "CODE": str(code), "SLURM_JOB_ID": "4711",
-                "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2", **environment,
+                "PATH": f"{tmp_path}:/usr/bin:/bin",
+                "SAID": str(said),
+                "CODE": str(code),
+                "SLURM_JOB_ID": "4711",
+                "SLURM_JOB_NODELIST": "node[1-2]",
+                "SLURM_JOB_NUM_NODES": "2",
+                **environment,
             },
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
