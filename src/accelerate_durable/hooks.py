@@ -23,7 +23,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from durable_core.errors import UnsupportedError
 
@@ -47,8 +47,7 @@ USED_OF_CLASSES: tuple[tuple[type, str, str], ...] = (
     (DataLoaderStateMixin, "end", "same, that it no longer is"),
     (DataLoaderShard, "total_batch_size", "what gather_for_metrics cuts off at the end"),
     (DataLoaderDispatcher, "total_batch_size", "same"),
-    (AcceleratedOptimizer, "step", "an update that a scaler left out"),
-    (AcceleratedOptimizer, "step_was_skipped", "same"),
+    (AcceleratedOptimizer, "step_was_skipped", "an update that a scaler left out"),
 )
 
 
@@ -128,18 +127,13 @@ def asked(loader: Any) -> DataLoader[Any]:
     base: Any = loader.base_dataloader
     arguments = {name: getattr(base, name) for name in _KEPT if hasattr(base, name)}
     dataset = base.dataset
-    if isinstance(dataset, IterableDatasetShard):
-        return DataLoader(
-            dataset.dataset, batch_size=dataset.batch_size, drop_last=dataset.drop_last, **arguments
-        )
+    if isinstance(dataset, IterableDatasetShard):  # of a size that is the script's, if base has another
+        base = dataset
+        dataset = dataset.dataset
+    if isinstance(dataset, IterableDataset):
+        return DataLoader(dataset, batch_size=base.batch_size, drop_last=base.drop_last, **arguments)
     if base.batch_sampler is None:
-        return DataLoader(
-            dataset,
-            batch_size=base.batch_size,
-            sampler=_plain(base.sampler),
-            drop_last=base.drop_last,
-            **arguments,
-        )
+        return DataLoader(dataset, batch_size=None, sampler=_plain(base.sampler), **arguments)
     return DataLoader(dataset, batch_sampler=_plain(base.batch_sampler), **arguments)
 
 

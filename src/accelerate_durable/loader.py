@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, DataLoaderStateMixin
 from accelerate.state import GradientState
-from accelerate.utils import send_to_device, synchronize_rng_states
+from accelerate.utils import find_batch_size, send_to_device, synchronize_rng_states
 
 from accelerate_durable import hooks
 from accelerate_durable.passes import Pass
@@ -70,6 +70,8 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]  # it has no t
                 if batch is _END:
                     break
                 self.end_of_dataloader = not loader.more()
+                if self.end_of_dataloader:
+                    self._reached_end(batch, loader)
                 durable.handed_out(self, durable.steps)
                 yield self._placed(batch)
             self.iteration += 1
@@ -81,6 +83,9 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]  # it has no t
         kinds = [kind for kind in getattr(self, "rng_types", None) or () if kind != "generator"]
         if kinds and not loader.cursor.batch:
             synchronize_rng_states(kinds)
+
+    def _reached_end(self, batch: Any, loader: DurableLoader) -> None:
+        """``batch`` is the last; for who wants to know how many samples it has."""
 
     def _placed(self, batch: Any) -> Any:
         if self._place is None:
@@ -94,6 +99,9 @@ class PreparedShard(PreparedLoader, DataLoaderShard):  # type: ignore[misc]
 
 class PreparedDispatcher(PreparedLoader, DataLoaderDispatcher):  # type: ignore[misc]
     """Of one that the first process reads for all. When it trains, each reads its own share."""
+
+    def _reached_end(self, batch: Any, loader: DurableLoader) -> None:
+        self.remainder = find_batch_size(batch) * loader.replicas  # a stream is shared out evenly, or refused
 
 
 class PreparedDurable(PreparedLoader):

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("accelerate")
-
 from accelerate_durable.choosing import place_of, remainder
 from accelerate_durable.passes import BEYOND, Loop, Pass, check_not_beyond, decide
 from durable_core.errors import UnsupportedError, UsageError
