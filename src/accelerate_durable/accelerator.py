@@ -93,8 +93,9 @@ class DurableMixin:
         """An optimizer step and all that belongs to it is done: make it durable, if the cadence says so.
 
         Not needed: it is found before each batch. From the first call on it counts alone, for steps that have
-        several batches or none. ``wait``: save in any case, and until that is durable. ``True`` when it was
-        saved. Raises as ``DurableSession.step``; ``Drained`` (a ``SystemExit`` of 75) after SIGTERM.
+        several batches or none; call it once before the loop, so that no other boundary comes before it.
+        ``wait``: save in any case, and until that is durable. ``True`` when it was saved. Raises as
+        ``DurableSession.step``; ``Drained`` (a ``SystemExit`` of 75) after SIGTERM.
         """
         return self.durable.commit(wait)
 

@@ -16,6 +16,7 @@ import torch
 from accelerate_durable import another, choosing, gathering, hooks, leaving, spec
 from accelerate_durable.options import DurableOptions
 from accelerate_durable.passes import Loop, Pass, check_not_beyond, decide
+from accelerate_durable.residue import Residue
 from accelerate_durable.strays import Strays
 from durable_core.data import DurableLoader
 from durable_core.errors import UsageError
@@ -51,8 +52,8 @@ class Durable:
         self._called: list[torch.nn.Module] = []  # models as the script calls them
         self._states: SaveStates | None = None
         self._hooks: list[Any] = []
+        self._residue: Residue | None = None
         self._loss: torch.Tensor | None = None
-        self._by_hand = False
         self._skipped = False
         self._ran = False  # code of the script's ran since the session was opened
         self._beyond = 0
@@ -121,6 +122,9 @@ class Durable:
         hooks.watch_skipped(self.accelerator, self._note_skipped)
         for optimizer in hooks.optimizers(self.accelerator):
             self._hooks.append(optimizer.register_step_pre_hook(self._before_update))
+        self._residue = state.get("gradients")
+        if self._residue is not None:
+            self._hooks += self._residue.watch()
         _open[root] = self
         atexit.register(self._at_exit, os.getpid())
         return self.session
@@ -223,7 +227,7 @@ class Durable:
 
     def before_batch(self) -> bool:
         """The instant before a batch is taken. ``True``: there is none any more, for the run has ended."""
-        if not self._by_hand:
+        if not self.loop.by_hand:
             self.boundary()
         if self._states is not None:
             self._states.before_batch()
@@ -234,7 +238,7 @@ class Durable:
     @property
     def by_hand(self) -> bool:
         """The script says where its boundaries are (``commit``)."""
-        return self._by_hand
+        return self.loop.by_hand
 
     @property
     def _due(self) -> bool:
@@ -250,6 +254,8 @@ class Durable:
         if session is None or self.epochs_over or not self._due:
             return False
         self._skipped = False
+        if self._residue is not None:
+            self._residue.boundary()
         loss, self._loss = self._loss, None
         with self._told():
             return session.step(loss=_read(loss), lr=self._lr())
@@ -272,7 +278,7 @@ class Durable:
         an accumulation, nothing happens.
         """
         self.open()
-        self._by_hand = True
+        self.loop.by_hand = True
         if self.epochs_over or self.ended or (self._outstanding and not self._due):
             return False
         saved = self.boundary()
@@ -315,7 +321,7 @@ class Durable:
             self._strays.handed_out(loader, along=self.loop.training and since != self.steps)
 
     def _before_update(self, *_: Any) -> None:
-        if self._trains is not None and not (self._outstanding or self._by_hand):
+        if self._trains is not None and not (self._outstanding or self.loop.by_hand):
             self._strays.check_update(self._trains)
 
     # --- ending ------------------------------------------------------------------------------

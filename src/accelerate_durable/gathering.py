@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelerate_durable import hooks
+from accelerate_durable.residue import Residue
 from durable_core.data import DurableLoader
 from durable_core.errors import UnsupportedError
 from durable_core.session.world import World
@@ -51,6 +52,9 @@ def state(accelerator: accelerate.Accelerator, loop: Loop, loader: DurableLoader
         found |= {f"{word}_{i}" if i else word: item for i, item in enumerate(unwrapped.values())}
     if accelerator.scaler is not None:
         found["scaler"] = accelerator.scaler
+    raw = list(dict.fromkeys(hooks.optimizers(accelerator)))
+    if len(raw) > 1:
+        found["gradients"] = Residue(raw)
     found["loop"] = loop
     return found if loader is None else {**found, "loader": loader}
 

@@ -51,7 +51,8 @@ class Loop:
     ``first``: the epoch of this process's first pass; ``begun``: passes of this process so far; ``training``:
     one of them has trained. ``epoch``: of the last one that did. ``offset``: what the script calls an epoch,
     by ``set_epoch``, less what the data calls it; ``None`` where it has not said anything. ``origin``: the
-    directory that ``load_state`` began the run with; empty: none.
+    directory that ``load_state`` began the run with; empty: none. ``by_hand``: the script says where its
+    boundaries are, and so it is in every later process from its first step on.
     """
 
     def __init__(self, accelerator: accelerate.Accelerator) -> None:
@@ -62,6 +63,7 @@ class Loop:
         self.epoch = 0
         self.offset: int | None = None
         self.origin = ""
+        self.by_hand = False
         self._told: int | None = None
 
     def tell(self, epoch: int) -> None:
@@ -88,11 +90,13 @@ class Loop:
             "epoch": self.epoch,
             "offset": self.offset,
             "origin": self.origin,
+            "by_hand": self.by_hand,
             "step": self._accelerator.step,
             "iteration": self._accelerator.project_configuration.iteration,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.epoch, self.offset, self.origin = state["epoch"], state["offset"], state["origin"]
+        self.by_hand = self.by_hand or state["by_hand"]
         self._accelerator.step = state["step"]
         self._accelerator.project_configuration.iteration = state["iteration"]

@@ -151,12 +151,14 @@ class References:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._known: dict[tuple[str, int], list[list[Line]]] = {}
+        self._made = 0
 
     def of(self, case: Case, world: int = 1) -> list[list[Line]]:
         """Lines by rank."""
         key = (repr(case), world)
         if key not in self._known:
-            home = self._home / f"reference-{len(self._known)}"
+            self._made += 1
+            home = self._home / f"reference-{self._made}"
             home.mkdir()
             assert run_life(case, home, "log", world=world) == [0] * world, output(home)[-3000:]
             self._known[key] = [lines(home, "log", rank) for rank in range(world)]
@@ -194,5 +196,6 @@ def survives(
     for rank in range(world):
         lives = [trained(lines(home, f"life{number}", rank)) for number in range(len(kills) + 1)]
         check_stretches(expected[rank], lives)
+        assert lives[-1][0] != expected[rank][0], "the last life began from the start"
     sound(home)
     return codes

@@ -99,7 +99,7 @@ def main() -> None:
                 loss = loss_of(model(x), x)
                 notes.write(
                     "batch", epoch=epoch, ids=ids.tolist(), x=digest(x), hidden=digest(net.hidden),
-                    loss=float(loss), lr=scheduler.get_last_lr()[0],
+                    loss=loss.item(), lr=scheduler.get_last_lr()[0],
                 )  # fmt: skip
                 accelerator.backward(loss)
                 optimizer.step()

@@ -44,7 +44,7 @@ def main() -> None:
             loss = loss_of(model(x), x) / args.accumulate
             notes.write(
                 "batch", epoch=epoch, ids=ids.tolist(), x=digest(x), hidden=digest(net.hidden),
-                loss=float(loss), lr=optimizer.param_groups[0]["lr"],
+                loss=loss.item(), lr=optimizer.param_groups[0]["lr"],
             )  # fmt: skip
             accelerator.backward(loss)
             seen += 1

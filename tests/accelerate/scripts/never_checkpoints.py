@@ -103,7 +103,7 @@ def main() -> None:
                 scale = accelerator.scaler.get_scale() if accelerator.scaler is not None else None
                 notes.write(
                     "batch", epoch=epoch, ids=ids.tolist(), x=digest(x), hidden=digest(net.hidden),
-                    loss=float(loss), lr=rate, scale=scale,
+                    loss=loss.item(), lr=rate, scale=scale,
                     all=accelerator.gather_for_metrics(ids).tolist(),
                 )  # fmt: skip
                 if args.overflow is not None and args.overflow in ids:

@@ -29,6 +29,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     train = DataLoader(Samples(), batch_size=4, shuffle=True)
     model, optimizer, train = accelerator.prepare(net, optimizer, train)
+    accelerator.commit()
     for epoch in range(2):
         rollout = []
         for ids, x in train:

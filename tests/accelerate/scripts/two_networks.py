@@ -1,4 +1,5 @@
-"""A generator and a discriminator: two models, two optimizers, two schedulers, an average registered."""
+"""A generator and a discriminator: two models, two optimizers, two schedulers, an average registered. The
+generator may step less often; its gradients are summed up over the steps of the other."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 from torch.optim.lr_scheduler import ExponentialLR, StepLR
 from torch.utils.data import DataLoader
-from training_parts import WIDTH, Notes, Samples, digest, ended, ranked
+from training_parts import WIDTH, Counter, Notes, Samples, digest, ended, ranked
 
 
 def parse() -> argparse.Namespace:
@@ -53,17 +54,17 @@ def main() -> None:
     set_seed(5)
     notes = Notes(ranked(args.log))
     generator, judge = network(3, WIDTH), network(WIDTH, 1)
-    average = Average(generator)
+    average, done = Average(generator), Counter()
     for_generator = torch.optim.Adam(generator.parameters(), lr=0.02)
     for_judge = torch.optim.RMSprop(judge.parameters(), lr=0.01)
     train = DataLoader(Samples(), batch_size=8, shuffle=True)
     slower, lower = StepLR(for_generator, 6, 0.7), ExponentialLR(for_judge, 0.97)
     prepared = accelerator.prepare(generator, judge, for_generator, for_judge, train, slower, lower)
     generator, judge, for_generator, for_judge, train, slower, lower = prepared
-    accelerator.register_for_checkpointing(average)
+    accelerator.register_for_checkpointing(average, done)
 
     for epoch in range(args.epochs):
-        for index, (ids, real) in enumerate(train):
+        for ids, real in train:
             made = generator(torch.randn(len(real), 3))
             ones, zeros = torch.ones(len(real), 1), torch.zeros(len(real), 1)
             loss = cross_entropy(judge(real), ones) + cross_entropy(judge(made.detach()), zeros)
@@ -72,14 +73,15 @@ def main() -> None:
             for_judge.step()
             lower.step()
             notes.write(
-                "batch", epoch=epoch, ids=ids.tolist(), x=digest(real), hidden=digest(made), loss=float(loss),
+                "batch", epoch=epoch, ids=ids.tolist(), x=digest(real), hidden=digest(made), loss=loss.item(),
                 lr=[group["lr"] for one in (for_generator, for_judge) for group in one.param_groups],
                 average=digest(*average.values), count=average.count,
             )  # fmt: skip
-            if (index + 1) % args.generator_every == 0:
-                for_generator.zero_grad()
-                accelerator.backward(cross_entropy(judge(made), ones))
+            accelerator.backward(cross_entropy(judge(made), ones))
+            done.value += 1
+            if done.value % args.generator_every == 0:
                 for_generator.step()
+                for_generator.zero_grad()
                 slower.step()
                 average.update(generator)
             notes.write("stepped", epoch=epoch)

@@ -1,0 +1,84 @@
+"""What Accelerate can do, killed in the middle of it."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from accelerate_lives import References, case, survives
+from click.testing import CliRunner
+
+from durable_core.cli import main
+
+#: What a script is given; where it is killed.
+ALONE = {
+    "bf16": ("--mixed-precision bf16", 28),
+    "scaler-with-overflows": ("--overflow 13", 28),
+    "scaler-with-overflows-accumulated": ("--overflow 13 --accumulate 2", 30),
+    "window-short-at-the-end": ("--accumulate 3", 35),
+    "dispatched": ("--dispatch", 28),
+    "dispatched-stream": ("--dispatch --stream --stateful", 28),
+    "evaluation-within-an-epoch": ("--evaluate-every 5", 29),
+    "batch-norm": ("--norm", 28),
+    "one-batch-an-epoch": ("--samples 4 --epochs 12", 8),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_one_process(name: str, references: References, tmp_path: Path) -> None:
+    arguments, batch = ALONE[name]
+    survives(references, tmp_path, case(arguments, every=3), [("batch", batch), ("batch", 3)])
+
+
+def test_overflows_do_skip_steps(references: References) -> None:
+    """Or the cases above would prove nothing."""
+    found = references.of(case("--overflow 13", every=3))[0]
+    scales = [line["scale"] for line in found if line["what"] == "batch"]
+    ratios = {later / earlier for earlier, later in pairwise(scales)}
+    assert {0.5, 2.0} <= ratios
+
+
+TOGETHER = {
+    "dispatched": "--dispatch --samples 64",
+    "dispatched-stream": "--dispatch --stream --stateful --samples 64",
+    "uneven": "--even 0 --samples 46 --norm",
+    "wrapped-around": "--samples 42",
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_two_processes(name: str, references: References, tmp_path: Path) -> None:
+    arguments = f"{TOGETHER[name]} --epochs 2"
+    subject = case(arguments, every=3)
+    survives(references, tmp_path, subject, [("batch", 8)], world=2, victim=1)
+    samples = int(arguments.split("--samples ")[1].split()[0])
+    first = [line for line in references.of(subject, 2)[0] if line["what"] == "batch" and line["epoch"] == 0]
+    assert sorted(sample for line in first for sample in line["all"]) == list(range(samples))
+
+
+def test_a_script_that_says_when_a_step_is_done(references: References, tmp_path: Path) -> None:
+    subject = case(script="several_steps", every=1)
+    survives(references, tmp_path, subject, [("again", 8), ("batch", 2), ("again", 7), ("batch", 5)])
+
+
+def test_a_script_that_counts_its_steps_itself(references: References, tmp_path: Path) -> None:
+    """``max_steps`` ends the run: the script's own count begins anew with each process."""
+    subject = case("--epochs 1000 --max-steps 37", every=4, max_steps=37)
+    survives(references, tmp_path, subject, [("stepped", 15), ("stepped", 10)])
+    steps = [line["step"] for line in references.of(subject)[0] if line["what"] == "stepped"]
+    assert steps == list(range(1, 38))
+
+
+def test_an_epoch_that_is_left_early(references: References, tmp_path: Path) -> None:
+    """Killed after the first batch of the next one, which begins where the last one was left."""
+    subject = case("--break-at 10", every=10)
+    survives(references, tmp_path, subject, [("stepped", 11), ("batch", 3)])
+
+
+def test_audit_as_a_command_says_that_nothing_was_repeated(references: References, tmp_path: Path) -> None:
+    survives(references, tmp_path, case(), [("batch", 28)])
+    said = CliRunner().invoke(main, ["audit", str(tmp_path / "run"), "--json"])
+    assert said.exit_code == 0, said.output
+    assert json.loads(said.output)["sound"]
