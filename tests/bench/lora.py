@@ -139,23 +139,19 @@ def _listed(home: Path) -> Any:
 
 
 def _bytes(checkpoints: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of what was written after the first checkpoint. One that also makes a second copy of a tensor of the
-    frozen base is told apart: it has its turn once in many saves, so that no single copy is all there is."""
+    """Of what was written after the first checkpoint. ``second_copies``: how many also copied something of
+    the frozen base once more, so that not all of them rest on a single copy of it."""
     first, *later = checkpoints
     full = max(each["bytes"] for each in checkpoints)
-    written = [each["bytes_written"] for each in later]
-    usual = statistics.median(written)
+    written = sorted(each["bytes_written"] for each in later)
+    figures = {"median": statistics.median(written), "mean": statistics.mean(written), "max": written[-1]}
     return {
         "checkpoints": len(checkpoints),
         "full": full,
         "first_written": first["bytes_written"],
-        "later_median": usual,
-        "later_max": max(written),
-        "later_mean": round(statistics.mean(written)),
-        "with_a_second_copy": sum(each > 2 * usual for each in written),
-        "median_share": f"1/{full / usual:.0f}",
-        "mean_share": f"1/{full / statistics.mean(written):.0f}",
-        "max_share": f"1/{full / max(written):.1f}",
+        "later_written": {name: round(value) for name, value in figures.items()},
+        "of_a_full_one": {name: f"1/{full / value:.1f}" for name, value in figures.items()},
+        "second_copies": sum(each > 1.2 * written[0] for each in written),
     }
 
 
