@@ -91,6 +91,18 @@ def test_sigterm_drains(references: References, tmp_path: Path) -> None:
     assert (lines(tmp_path), end_of(tmp_path)) == (expected, end)
 
 
+def test_drained_at_the_last_step_it_trains_no_further(references: References, tmp_path: Path) -> None:
+    """In the middle of an epoch: the Trainer would do one step more before it asks whether to stop."""
+    case = Case(every=1000, args={"max_steps": 7})
+    terminated = replace(case, callbacks=lambda: [Terminated()])
+    assert life(tmp_path, lambda: terminated.run(tmp_path)) == 75, (tmp_path / "output").read_text()
+    assert open_run(tmp_path / "run").state.terminal is None
+    assert life(tmp_path, lambda: case.run(tmp_path)) == 0, (tmp_path / "output").read_text()
+    expected, end = references.of(case)
+    assert (lines(tmp_path), end_of(tmp_path)) == (expected, end)
+    assert open_run(tmp_path / "run").state.terminal is not None
+
+
 class Breaks(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 8:

@@ -154,13 +154,13 @@ class Case:
         return TrainingArguments(**{**given, **self.args})
 
     def plain(
-        self, home: Path, kill: tuple[str, int] | None = None
+        self, home: Path, kill: tuple[str, int] | None = None, root: Path | None = None
     ) -> tuple[Trainer, DurableTrainerCallback]:
         """The two, not attached; of a ``mixin`` they are by then."""
         notes = Notes(home / "notes", kill)
         args = self.arguments(home)
         torch.manual_seed(self.seed)
-        durable = DurableTrainerCallback(home / "run", every_n_steps=self.every, **self.durable)
+        durable = DurableTrainerCallback(root or home / "run", every_n_steps=self.every, **self.durable)
         callbacks = [*self.callbacks(), notes]
         kind = MixedIn if self.mixin else Trainer
         trainer = kind(
@@ -172,9 +172,9 @@ class Case:
         )
         return trainer, durable
 
-    def run(self, home: Path, kill: tuple[str, int] | None = None) -> None:
+    def run(self, home: Path, kill: tuple[str, int] | None = None, root: Path | None = None) -> None:
         """One life: trains to the end, unless it is killed."""
-        trainer, durable = self.plain(home, kill)
+        trainer, durable = self.plain(home, kill, root)
         if not self.mixin:
             durable.attach(trainer)
         output = trainer.train(resume_from_checkpoint=self.resume)

@@ -17,6 +17,7 @@ from durable_core.clock import SystemClock
 from durable_core.data import DurableLoader
 from durable_core.session.plain import DurableSession
 from durable_core.session.world import World
+from durable_core.state import buckets
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -75,6 +76,7 @@ class Training:
         trainer, data = self._trainer, self._data
         if at != (0, 0):
             loader.move(data, *at)
+        buckets.settle(trainer.model_wrapped, trainer.args.device)
         objects: dict[str, Any] = {
             "model": trainer.model,
             "optimizer": trainer.optimizer,
