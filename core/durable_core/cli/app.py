@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -166,17 +167,30 @@ def audit(root: str, c: int | None, sample: str | None, as_json: bool) -> int:
     "form",
     default="all",
     show_default=True,
-    type=click.Choice(["all", "safetensors", "lightning"]),
+    type=click.Choice(["all", "safetensors", "lightning", "hf"]),
 )
-def export(root: str, out: str, c: int | None, form: str, as_json: bool) -> int:
+@click.option("--key", default="model", show_default=True, help="hf: which object of the state is the model.")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, path_type=Path),
+    help="hf: a directory or file with config.json or adapter_config.json, instead of the stored one.",
+)
+@click.option("--max-shard-bytes", callback=size, help="hf: of one file (5GiB). Default: one file for all.")
+def export(
+    root: str, out: str, c: int | None, form: str, key: str, config: Path | None,
+    max_shard_bytes: int | None, as_json: bool,
+) -> int:  # fmt: skip
     """Write a checkpoint as plain files.
 
     Verified first, into the new directory OUT: model.safetensors, and for a Lightning run
-    checkpoint.ckpt, which plain Lightning loads.
+    checkpoint.ckpt, which plain Lightning loads. With --format hf: what from_pretrained of
+    transformers takes, or of peft where the model has adapters (then those alone).
     """
     from durable_core.cli import checks
+    from durable_core.engine.export_hf import Wanted
 
-    return show(checks.export(root, out, c, form), as_json=as_json)
+    wanted = Wanted(key, config, max_shard_bytes)
+    return show(checks.export(root, out, c, form, wanted), as_json=as_json)
 
 
 @_command("scrub")

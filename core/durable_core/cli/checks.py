@@ -12,6 +12,7 @@ from durable_core.engine.inspect import open_run
 if TYPE_CHECKING:
     from durable_core.engine.audit.explain import Use
     from durable_core.engine.audit.sources import SourceCount
+    from durable_core.engine.export_hf import Wanted
     from durable_core.engine.verify import Verified
 
 
@@ -135,11 +136,11 @@ def _conclusion(sound: bool, proven: bool, steps: int) -> str:
     return "FAILED: the steps did not consume what they should have"
 
 
-def export(root: str, out: str, c: int | None, form: str) -> Answer:
+def export(root: str, out: str, c: int | None, form: str, hf: Wanted) -> Answer:
     from durable_core.engine import export as engine
 
     formats = ("safetensors", "lightning") if form == "all" else (form,)
-    done = engine.export(open_run(root), out, c, formats=formats, required=form != "all")
+    done = engine.export(open_run(root), out, c, formats=formats, required=form != "all", hf=hf)
     document = {
         "c": done.c,
         "step": done.step,
@@ -149,7 +150,10 @@ def export(root: str, out: str, c: int | None, form: str) -> Answer:
     }
     human: list[Table | str] = [
         f"c{done.c} at step {done.step}, verified, to {done.out}",
-        Table(("file", "bytes"), [(path.name, human_bytes(nbytes)) for path, nbytes in done.files]),
+        Table(
+            ("file", "bytes"),
+            [(str(path.relative_to(done.out)), human_bytes(nbytes)) for path, nbytes in done.files],
+        ),
         *(f"note: {note}" for note in done.notes),
     ]
     return Answer(document, human)

@@ -1,26 +1,25 @@
 """L4. A checkpoint as plain files that know nothing of this library.
 
-``model.safetensors`` is what ``load_state_dict`` and ``from_pretrained`` take; ``checkpoint.ckpt`` is
-Lightning's own checkpoint dict, for ``ckpt_path=`` or ``load_from_checkpoint``. Every byte is verified
-before the first one is written, and the directory appears under its name only when it is whole.
+``model.safetensors`` is what ``load_state_dict`` takes; ``checkpoint.ckpt`` is Lightning's own checkpoint
+dict, for ``ckpt_path=`` or ``load_from_checkpoint``; ``export_hf`` says what ``from_pretrained`` takes. Every
+byte is verified before the first one is written, and the directory appears under its name only when whole.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from durable_core.clock import Clock, SystemClock
+from durable_core.engine import export_hf
 from durable_core.engine.inspect import Reader
+from durable_core.engine.plain_files import sync, write_safetensors
 from durable_core.errors import TierDenied, TierError, TierFull, UnsupportedError, UsageError
-from durable_core.format import shard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,13 +45,14 @@ def export(
     *,
     formats: Sequence[str] = ("safetensors", "lightning"),
     required: bool = True,
+    hf: export_hf.Wanted | None = None,
     clock: Clock | None = None,
 ) -> Exported:
     """Write checkpoint ``c`` (by default the newest usable) into the new directory ``out``.
 
-    ``formats``: ``safetensors`` and ``lightning``; the latter only for runs trained with Lightning:
-    otherwise ``UnsupportedError``, or a note unless ``required``. Raises ``UsageError`` when ``out`` is
-    there already, ``CheckpointNotFoundError``, and what reading a damaged checkpoint raises.
+    ``formats``: ``safetensors``, ``hf`` (see ``hf``) and ``lightning``; the latter only for runs trained with
+    Lightning: otherwise ``UnsupportedError``, or a note unless ``required``. Raises ``UsageError`` when
+    ``out`` is there already, ``CheckpointNotFoundError``, and what reading a damaged checkpoint raises.
     """
     from durable_core.engine import restore  # brings torch: only when something is exported
 
@@ -63,6 +63,7 @@ def export(
     role = reader.manifest(info).roles[0]
     state = restore.read(reader.tier, info.manifest, info.manifest_digest, role).state
     checkpoint = _lightning_checkpoint(state)
+    hf = hf or export_hf.Wanted()
     notes: list[str] = []
     if "lightning" in formats and checkpoint is None:
         if required:
@@ -75,19 +76,24 @@ def export(
         partial.mkdir(parents=True)
         try:
             if "safetensors" in formats:
-                _write_safetensors(
+                write_safetensors(
                     partial / MODEL, model_tensors(state), {"format": "pt", "step": str(info.step)}
                 )
             if "lightning" in formats and checkpoint is not None:
                 notes += _write_lightning(partial / LIGHTNING, _for_plain_lightning(checkpoint))
-            _sync(partial)
+            if "hf" in formats:
+                stored = state.get("hf") if isinstance(state, Mapping) else None
+                found = export_hf.configs(stored, hf.config)
+                notes += export_hf.write(partial, _module_tensors(state, hf.key), found, hf)
+            sync(partial)
             partial.rename(target)
-            _sync(target.parent)
+            sync(target.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         raise _tier_error(target, error) from error
-    files = tuple((path, path.stat().st_size) for path in sorted(target.iterdir()))
+    written = sorted(path for path in target.rglob("*") if path.is_file())
+    files = tuple((path, path.stat().st_size) for path in written)
     return Exported(info.c, info.step, target, files, tuple(notes))
 
 
@@ -133,6 +139,22 @@ def model_tensors(state: Any) -> dict[str, Tensor]:
     return _tensors(state)
 
 
+def _module_tensors(state: Any, key: str) -> Mapping[str, Any]:
+    """What the module's own ``state_dict`` held: of the object ``key``, or of that attribute in Lightning."""
+    objects = state if isinstance(state, Mapping) else {}
+    found: Any = objects.get(key)
+    known = [name for name in objects if not name.startswith("_")]
+    checkpoint = _lightning_checkpoint(state)
+    if checkpoint is not None:
+        held, dot = checkpoint["state_dict"], f"{key}."
+        found = {name[len(dot) :]: value for name, value in held.items() if name.startswith(dot)}
+        known = list({name.partition(".")[0] for name in held})
+    if not isinstance(found, Mapping) or not found:
+        hint = f"--key, one of {', '.join(sorted(known))}"
+        raise UsageError(f"the checkpoint holds no model {key!r}", hint=hint)
+    return found
+
+
 def _tensors(tree: Any, prefix: str = "") -> dict[str, Tensor]:
     import torch
 
@@ -152,36 +174,6 @@ def _tensors(tree: Any, prefix: str = "") -> dict[str, Tensor]:
 # --- writing ----------------------------------------------------------------------------------
 
 
-def _write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Streams the tensors' own memory: no second copy. Tied tensors are written under each name."""
-    from durable_core.state import memory
-    from durable_core.state.dtypes import TO_NAME
-
-    plain = {name: _storable(name, tensor) for name, tensor in tensors.items()}
-    entries = [
-        (name, TO_NAME[t.dtype], tuple(t.shape), t.numel() * t.element_size()) for name, t in plain.items()
-    ]
-    header, begins = shard.layout(entries)
-    described = {"__metadata__": dict(metadata), **json.loads(header[shard.PREFIX :])}
-    text = json.dumps(described, separators=(",", ":")).encode()
-    text = text.ljust(-(-len(text) // 8) * 8)
-    views = [memory.writable(tensor) for tensor in plain.values()]
-    with path.open("xb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for index in shard.write_order(begins, [view.nbytes for view in views]):
-            file.write(views[index])
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _storable(name: str, tensor: Tensor) -> Tensor:
-    if tensor.is_complex():
-        raise UnsupportedError(
-            f"{name}: safetensors has no {tensor.dtype}", hint="export the Lightning .ckpt"
-        )
-    return tensor.detach().contiguous()
-
-
 def _write_lightning(path: Path, checkpoint: dict[str, Any]) -> list[str]:
     """``torch.save`` of the dict; a note when only a full unpickler reads it."""
     import torch
@@ -194,14 +186,6 @@ def _write_lightning(path: Path, checkpoint: dict[str, Any]) -> list[str]:
     if not unsafe:
         return []
     return [f"{path.name} holds {', '.join(sorted(unsafe))}: load it with weights_only=False"]
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _tier_error(target: Path, error: OSError) -> TierError:

@@ -170,7 +170,6 @@ class DurableLoader(Answers, LedgerRows, Position):
         self._pass: Pass | None = None
         self._skips = Skips(self._settings.max_skipped)
         self._begun = False
-        self._left_out = 0  # batches that ``skip`` leaves out at the beginning
         self._plan: Plan = make_plan(self._settings)
         self._updates = Updates()
         self._ledger = Ledger(self._plan.start, carries=self._plan.carries)

@@ -33,7 +33,7 @@ class Position:
     _given: Any
     _pass: Pass | None
     _begun: bool
-    _left_out: int
+    _left_out: int = 0  # batches that ``skip`` leaves out at the beginning
 
     def state_dict(self) -> dict[str, Any]:
         """``cursor`` as a dict, and beside it what the cursor alone cannot say.
