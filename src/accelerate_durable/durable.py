@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accelerate_durable import another, choosing, gathering, hooks, leaving, spec
+from accelerate_durable.counting import Counting
 from accelerate_durable.options import DurableOptions
 from accelerate_durable.passes import Loop, Pass, check_not_beyond, decide
 from accelerate_durable.residue import Residue
@@ -45,6 +46,7 @@ class Durable:
     def _forget(self) -> None:
         self.session: DurableSession | None = None
         self.loop = Loop(self.accelerator)
+        self._counting = Counting(self.loop, tells=self.accelerator.is_main_process)
         self.loader: DurableLoader | None = None
         self._trains: PreparedLoader | None = None
         self._loaders: list[PreparedLoader] = []
@@ -110,6 +112,7 @@ class Durable:
         state = gathering.state(self.accelerator, self.loop, self.loader)
         if before is not None:
             before(state)
+        modes = gathering.Modes(state)
         with another.named(root, state):
             self.session = DurableSession.open(
                 root,
@@ -118,6 +121,8 @@ class Durable:
                 world=world,
                 **(self.options.session() | self._spec(world, state)),
             )
+        if self.session.restored is not None and not self.loop.at_batch:
+            modes.put_back()  # the script's model.train() comes after where this checkpoint was taken
         self._ran = True
         hooks.watch_skipped(self.accelerator, self._note_skipped)
         for optimizer in hooks.optimizers(self.accelerator):
@@ -186,6 +191,9 @@ class Durable:
         session, loader = self.open(), self.training_data
         epoch, under_way = self.loop.next_epoch(), loader.cursor.epoch
         verdict = decide(epoch=epoch, under_way=under_way, training=self.loop.training, ended=self.ended)
+        assert self._trains is not None
+        whole = self._trains.end_of_dataloader and (self._due or not loader.outstanding)
+        self._counting.next_pass(whole=whole)
         if verdict is not Pass.TRAINS:
             self._ran = True
             self._beyond += verdict is Pass.ENDED
@@ -193,6 +201,7 @@ class Durable:
             self.loop.begin(verdict, epoch)
         elif not self.loop.training:
             self._go_on(session)
+            self._counting.resumed(loader.cursor.batch)
         elif self._due and loader.outstanding:  # what was trained of a pass that is left now belongs to it
             loader.acknowledge(loader.outstanding, step=session.steps + 1, no_update=not session.updated)
         return verdict
@@ -205,7 +214,7 @@ class Durable:
         """What the script computed since the run was opened, for epochs long done, is undone. A run of which
         nothing was trained has no such epochs: there it is what the first start computed as well."""
         if self._ran and session.steps:
-            session.reapply()
+            session.reapply(modes=self.loop.at_batch)
         session.release()
 
     @property
@@ -227,10 +236,12 @@ class Durable:
 
     def before_batch(self) -> bool:
         """The instant before a batch is taken. ``True``: there is none any more, for the run has ended."""
+        self.loop.at_batch = True
         if not self.loop.by_hand:
             self.boundary()
         if self._states is not None:
             self._states.before_batch()
+        self.loop.at_batch = False
         if self.ended:
             self.save()
         return self.ended
@@ -256,6 +267,8 @@ class Durable:
         self._skipped = False
         if self._residue is not None:
             self._residue.boundary()
+        if self.loader is not None:
+            self._counting.stepped(self.loader.outstanding)
         loss, self._loss = self._loss, None
         with self._told():
             return session.step(loss=_read(loss), lr=self._lr())
@@ -333,6 +346,8 @@ class Durable:
             return
         if self.epochs_over and session.steps:
             session.reapply()
+        self._counting.next_pass(whole=self._due or not self._outstanding)
+        self._counting.resumed(0)  # the last step of all may be a short one
         self.boundary()
         if self._states is not None:
             self._states.before_batch()

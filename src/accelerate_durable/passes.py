@@ -52,7 +52,9 @@ class Loop:
     one of them has trained. ``epoch``: of the last one that did. ``offset``: what the script calls an epoch,
     by ``set_epoch``, less what the data calls it; ``None`` where it has not said anything. ``origin``: the
     directory that ``load_state`` began the run with; empty: none. ``by_hand``: the script says where its
-    boundaries are, and so it is in every later process from its first step on.
+    boundaries are, and so it is in every later process from its first step on. ``window``: batches of the
+    last step. ``at_batch``: the boundary is one before a batch, where modules train or not as they do there;
+    elsewhere the script has its say in between.
     """
 
     def __init__(self, accelerator: accelerate.Accelerator) -> None:
@@ -64,6 +66,8 @@ class Loop:
         self.offset: int | None = None
         self.origin = ""
         self.by_hand = False
+        self.window = 0
+        self.at_batch = False
         self._told: int | None = None
 
     def tell(self, epoch: int) -> None:
@@ -91,12 +95,15 @@ class Loop:
             "offset": self.offset,
             "origin": self.origin,
             "by_hand": self.by_hand,
+            "window": self.window,
+            "at_batch": self.at_batch,
             "step": self._accelerator.step,
             "iteration": self._accelerator.project_configuration.iteration,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.epoch, self.offset, self.origin = state["epoch"], state["offset"], state["origin"]
-        self.by_hand = self.by_hand or state["by_hand"]
+        self.by_hand, self.window = self.by_hand or state["by_hand"], state["window"]
+        self.at_batch = state["at_batch"]
         self._accelerator.step = state["step"]
         self._accelerator.project_configuration.iteration = state["iteration"]

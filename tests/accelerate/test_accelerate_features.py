@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from accelerate_lives import References, case, survives
+from accelerate_lives import References, at_line, case, output, run_life, survives
 from click.testing import CliRunner
 
 from durable_core.cli import main
@@ -75,6 +75,31 @@ def test_an_epoch_that_is_left_early(references: References, tmp_path: Path) -> 
     """Killed after the first batch of the next one, which begins where the last one was left."""
     subject = case("--break-at 10", every=10)
     survives(references, tmp_path, subject, [("stepped", 11), ("batch", 3)])
+
+
+BY_INDEX = {
+    "window-first": (
+        case("--window first", "manual_accumulation", every=1),
+        "1 batches, and the one",
+    ),
+    "window-ends": (case("--window ends", "manual_accumulation", every=1), "within a step"),
+    "break": (case("--break-at 10", every=3), "was left before its end"),
+}
+
+
+@pytest.mark.parametrize("name", BY_INDEX)
+def test_a_script_that_counts_the_batches_of_an_epoch_is_told(name: str, tmp_path: Path) -> None:
+    """Its own count begins anew in the middle of an epoch: no wrapper can mend that, so it says so."""
+    subject, said = BY_INDEX[name]
+    assert run_life(subject, tmp_path, "one", strikes={0: at_line("batch", 6)}) == [-9]
+    assert run_life(subject, tmp_path, "two") == [0]
+    assert said in output(tmp_path)
+
+
+def test_scripts_that_do_not_are_told_nothing(references: References, tmp_path: Path) -> None:
+    subject = case("--window last --samples 64", "manual_accumulation", every=1)
+    survives(references, tmp_path, subject, [("batch", 6), ("batch", 2)])
+    assert "no longer the same run" not in output(tmp_path)
 
 
 def test_audit_as_a_command_says_that_nothing_was_repeated(references: References, tmp_path: Path) -> None:

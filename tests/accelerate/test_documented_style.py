@@ -160,7 +160,7 @@ def test_what_is_incomplete_damaged_or_not_ours_is_passed_over(
 
 
 def test_nothing_of_a_checkpoint_can_be_missing_in_silence(references: References, tmp_path: Path) -> None:
-    """Plain Accelerate goes on without random states, and says nothing. Here the checkpoint before is used."""
+    """Plain Accelerate goes on without random states, in silence. Here the checkpoint before is used."""
     subject = case(every=5)
     assert run_life(subject, tmp_path, "life0", strikes={0: at_line("batch", 28)}) == [-9]
     newest = max(open_run(tmp_path / "run").committed(), key=lambda info: info.c)

@@ -80,7 +80,7 @@ def test_every_batch_of_an_epoch_can_be_the_last(references: References, tmp_pat
 
 @pytest.mark.parametrize("window", ["last", "counted"])
 def test_accumulation_by_hand(window: str, references: References, tmp_path: Path) -> None:
-    """60 samples in batches of 4: the window at an epoch's end is a batch short, or ends in the next one."""
+    """60 samples in batches of 4: the window at an epoch's end is complete in the next one."""
     subject = case(f"--window {window}", "manual_accumulation", every=1)
     survives(references, tmp_path, subject, [("batch", 8), ("batch", 2), ("batch", 7), ("batch", 3)])
 

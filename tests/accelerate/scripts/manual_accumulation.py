@@ -20,9 +20,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=60)
     parser.add_argument("--accumulate", type=int, default=2)
     parser.add_argument(
-        "--window", choices=("last", "first", "counted"), default="last",
-        help="the step comes with a window's last batch, its first (as the documentation has it), or by a "
-        "count over the epochs",
+        "--window", choices=("last", "ends", "first", "counted"), default="last",
+        help="the step comes with a window's last batch, and that of the epoch too; with its first, as the "
+        "documentation has it; or by a count over the epochs",
     )  # fmt: skip
     return parser.parse_args()
 
@@ -49,7 +49,8 @@ def main() -> None:
             accelerator.backward(loss)
             seen += 1
             due = {
-                "last": (index + 1) % args.accumulate == 0 or index + 1 == len(train),
+                "last": (index + 1) % args.accumulate == 0,
+                "ends": (index + 1) % args.accumulate == 0 or index + 1 == len(train),
                 "first": index % args.accumulate == 0,
                 "counted": seen % args.accumulate == 0,
             }

@@ -1,0 +1,61 @@
+"""Scripts that count the batches of an epoch themselves: in the middle of one they begin at 0 once more.
+
+Nothing outside such a script can put its count in place, so what shows is told: once, with the way out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from durable_core.session import notices
+
+if TYPE_CHECKING:
+    from accelerate_durable.passes import Loop
+
+_IF = "if the script counts the batches of an epoch to know"
+_THEN = "its count has begun anew in the middle of one, and this is no longer the same run"
+_REGISTER = "register the count (register_for_checkpointing)"
+NOT_TO_ITS_END = (
+    "an epoch that was resumed in its middle was left before its end, or within a step: "
+    f"{_IF} when to leave or to step, {_THEN}. Please {_REGISTER}"
+)
+
+
+def other_window(before: int, taken: int) -> str:
+    """What is told when the first step of a process, in the middle of an epoch, has ``taken`` batches and the
+    step before it, in the life before, had ``before`` (0: not known). Empty: nothing."""
+    if before in (0, taken):
+        return ""
+    return (
+        f"the first step after the restart has {taken} batches, and the one before it had {before}: "
+        f"{_IF} when to step, {_THEN}. Use accelerator.accumulate(model), or {_REGISTER}"
+    )
+
+
+class Counting:
+    """What a process sees of its first pass and its first step."""
+
+    def __init__(self, loop: Loop, *, tells: bool) -> None:
+        self._loop, self._tells = loop, tells
+        self._pass = self._step = False
+
+    def resumed(self, batch: int) -> None:
+        """Training goes on before ``batch`` of an epoch."""
+        self._pass = self._step = batch > 0
+
+    def stepped(self, taken: int) -> None:
+        """A step of ``taken`` batches is done; 0: an epoch ended with it, which may make it a short one."""
+        if self._step and taken:
+            self._tell(other_window(self._loop.window, taken))
+        self._step = False
+        self._loop.window = taken
+
+    def next_pass(self, *, whole: bool) -> None:
+        """The pass before this one is over; ``whole``: up to its end, and all of it was trained on."""
+        if self._pass and not whole:
+            self._tell(NOT_TO_ITS_END)
+        self._pass = False
+
+    def _tell(self, sentence: str) -> None:
+        if sentence and self._tells:
+            notices.say(sentence)
