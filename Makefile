@@ -21,7 +21,7 @@ TORCH   := $(shell sed -n 's/^torch==//p' constraints.txt)
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-data torture simulate drill chaos wheel-check clean clean-venv
+.PHONY: help setup demo test check bench bench-data torture simulate drill chaos docs upstream wheel-check clean clean-venv
 
 help:
 	@echo "make demo         train uninterrupted, with SIGKILLs, and over damage; compare the weights"
@@ -29,6 +29,7 @@ help:
 	@echo "make torture      SIGKILLs, lost tiers   make simulate     model check, 20,000 seeds, planted bugs"
 	@echo "make bench-data   what reading costs"
 	@echo "make bench        what saving costs      make wheel-check  build, install and import the wheel"
+	@echo "make docs         the site, in .cache/site  make upstream  accelerate's own tests, with our Accelerator"
 	@echo "make drill        faults, defences off   make chaos        a long run under random faults"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -76,6 +77,12 @@ drill: $(STAMP)
 
 chaos: $(STAMP)
 	$(THREADS) $(BIN)/python -m durable_core.testing.drills.chaos --minutes $(MINUTES)
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+upstream: $(STAMP)
+	$(THREADS) $(BIN)/python tools/upstream.py
 
 wheel-check: $(STAMP)
 	bash tools/wheel_check.sh $(VENV)

@@ -51,6 +51,8 @@ ONLY_IN = {
         "durable_core.data.sampler",
         "durable_core.data.loader",
         "durable_core.engine.export",
+        "durable_core.engine.export_hf",
+        "durable_core.engine.plain_files",
         "durable_core.engine.restore",
         "durable_core.engine.staged",
         "durable_core.session",

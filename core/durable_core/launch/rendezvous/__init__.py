@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from durable_core.launch.rendezvous.handler import Restart, RunRendezvous, create_handler, plugin
+from durable_core.launch.rendezvous.handler import Restart, RunRendezvous
 from durable_core.launch.rendezvous.logs import KeptLogs
+from durable_core.launch.rendezvous.plugged import create_handler, plugin
 
 __all__ = ["KeptLogs", "Restart", "RunRendezvous", "create_handler", "plugin"]

@@ -25,13 +25,12 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousHandler,
-    RendezvousHandlerCreator,
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStoreInfo,
 )
 
-from durable_core.clock import Clock, SystemClock
+from durable_core.clock import Clock
 from durable_core.commit.claim import Chooser, choose_restore_point
 from durable_core.engine import words
 from durable_core.engine.launched import RunFiles, leave
@@ -382,13 +381,3 @@ def _members(known: Here, heres: tuple[Here, ...]) -> tuple[str, ...] | None:
     sizes = [here.size for here in heres]
     same = sum(sizes) == len(known.roles) if all(sizes) else known.nodes == len(heres)
     return known.roles if known.roles and same else None
-
-
-def create_handler(parameters: RendezvousParameters) -> RunRendezvous:
-    """What TorchElastic calls for ``--rdzv-backend durable``."""
-    return RunRendezvous(parameters, SystemClock())
-
-
-def plugin() -> RendezvousHandlerCreator:
-    """The entry point: TorchElastic calls it to learn what to call."""
-    return create_handler
