@@ -162,7 +162,7 @@ def _by_accelerate(
 ) -> None:
     """Its hooks too. With pickle, as accelerate does: of a directory that it wrote, at a person's request."""
     given = None if load_kwargs is None else dict(load_kwargs)
-    theirs = super(DurableMixin, durable.accelerator)
+    theirs: Any = super(DurableMixin, durable.accelerator)
     theirs.load_state(folder.path, given, **more)
 
 

@@ -166,8 +166,8 @@ class SaveStates:
         """Whether this process is the one that writes on its disk."""
         accelerator = self._durable.accelerator
         if accelerator.project_configuration.save_on_each_node:
-            return accelerator.is_local_main_process
-        return accelerator.is_main_process
+            return bool(accelerator.is_local_main_process)
+        return bool(accelerator.is_main_process)
 
     # --- letting go ---------------------------------------------------------------------------------
 
