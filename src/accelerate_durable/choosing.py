@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset, RandomSampler
 
 from accelerate_durable import hooks
-from accelerate_durable.loader import PreparedDurable, PreparedLoader
+from accelerate_durable.loader import PreparedDispatcher, PreparedDurable, PreparedLoader
 from durable_core.data import DurableLoader
 from durable_core.data.cursor import Remainder
 from durable_core.data.order import SEQUENTIAL
@@ -81,14 +81,19 @@ def durable_loader(
     if isinstance(plain.dataset, IterableDataset):
         place["stream_shares"] = replicas > 1
     elif size is not None:
-        even = hooks.even_batches(loader, accelerator.even_batches)
+        everyone = place.get("batch_size", size) * replicas
+        if isinstance(loader, PreparedDispatcher):  # it divides whatever is left, if it can
+            even = len(plain.dataset) % everyone % replicas != 0
+        else:
+            even = hooks.even_batches(loader, accelerator.even_batches)
         dropped = bool(getattr(sampler, "drop_last", False))
         place["remainder"] = remainder(dropped=dropped, even=even, replicas=replicas)
     return DurableLoader.from_dataloader(plain, seed=seed, **place)
 
 
 def remainder(*, dropped: bool, even: bool, replicas: int) -> Remainder:
-    """As Accelerate shares out the samples that fill no whole batch of all processes."""
+    """As Accelerate shares out the samples that fill no whole batch of all processes. ``even``: with samples
+    seen twice, all have as many."""
     if dropped:
         return "drop"
     return "wrap" if even and replicas > 1 else "short"

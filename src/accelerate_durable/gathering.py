@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +58,21 @@ def state(accelerator: accelerate.Accelerator, loop: Loop, loader: DurableLoader
         found["gradients"] = Residue(raw)
     found["loop"] = loop
     return found if loader is None else {**found, "loader": loader}
+
+
+class Modes:
+    """Which modules train and which parameters are trained, as the script has set it."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        models = [item for item in state.values() if isinstance(item, torch.nn.Module)]
+        self._modules = [(module, module.training) for model in models for module in model.modules()]
+        self._parameters = [(item, item.requires_grad) for model in models for item in model.parameters()]
+
+    def put_back(self) -> None:
+        for module, training in self._modules:
+            module.training = training
+        for parameter, trained in self._parameters:
+            parameter.requires_grad_(trained)
 
 
 def seed(accelerator: accelerate.Accelerator, world: World) -> int:

@@ -101,7 +101,11 @@ class PreparedDispatcher(PreparedLoader, DataLoaderDispatcher):  # type: ignore[
     """Of one that the first process reads for all. When it trains, each reads its own share."""
 
     def _reached_end(self, batch: Any, loader: DurableLoader) -> None:
-        self.remainder = find_batch_size(batch) * loader.replicas  # a stream is shared out evenly, or refused
+        cursor = loader.cursor
+        if cursor.size is None or loader.drop_last:  # a stream is shared out evenly, or refused
+            self.remainder = find_batch_size(batch) * loader.replicas
+        else:
+            self.remainder = cursor.size % cursor.global_batch or cursor.global_batch
 
 
 class PreparedDurable(PreparedLoader):

@@ -20,7 +20,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from accelerate_durable import Accelerator
+from accelerate_durable import Accelerator, DurableOptions
+from accelerate_durable.leaving import How
 from durable_core.data import DurableLoader
 
 
@@ -201,3 +202,32 @@ def test_sequential_and_random_sampler_are_told_apart(tmp_path: Path) -> None:
         break
     assert accelerator.durable._trains is loader is not other
     accelerator.end_training()
+
+
+@pytest.mark.parametrize("where", ["save_state", "commit", "batch"])
+def test_modules_train_where_the_script_says_so(where: str, tmp_path: Path) -> None:
+    """A checkpoint that was taken after an evaluation is not trained on in evaluation mode."""
+
+    def life(epochs: int) -> list[bool]:
+        accelerator = Accelerator(
+            cpu=True, durable=DurableOptions(root=tmp_path / "run", every_n_steps=1, backlog="delay")
+        )
+        model, optimizer, loader = training(accelerator, DataLoader(Numbers(), 4, shuffle=True))
+        modes = []
+        for _ in range(epochs):
+            model.train()
+            for batch in loader:
+                modes.append(model.training)
+                step(accelerator, model, optimizer, batch)
+            model.eval()
+            if where == "save_state":
+                accelerator.save_state(str(tmp_path / "saved"))
+            elif where == "commit":
+                accelerator.commit(wait=True)
+        accelerator.durable.close(How.FINISHED)
+        forget_accelerate()
+        return modes
+
+    assert life(1) == [True] * 6
+    left = 1 if where == "batch" else 0  # of the last step nothing was saved
+    assert life(2) == [True] * (6 + left)
