@@ -123,7 +123,13 @@ def _place(kept: Path | None) -> Iterator[Path]:
 def fetch(version: str, place: Path) -> Path:
     """The source distribution. Raises ``CalledProcessError`` when pip cannot get it."""
     _pip(
-        "download", "--no-deps", "--no-binary", ":all:", f"accelerate=={version}", "-d", str(place / "sdist")
+        "download",
+        "--no-deps",
+        "--no-binary",
+        "accelerate",
+        f"accelerate=={version}",
+        "-d",
+        str(place / "sdist"),
     )
     return next((place / "sdist").glob("*.tar.gz"))
 
