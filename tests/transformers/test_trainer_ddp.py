@@ -58,6 +58,7 @@ def test_one_of_two_is_killed(tmp_path: Path) -> None:
     for rank, expected in enumerate(of(whole)):
         second = lines(killed / f"rank{rank}")[len(first[rank]) :]
         check_stretches(expected, [first[rank], second])
+        assert len(second) < len(expected), "it did not begin in the middle"
         assert end_of(killed / f"rank{rank}") == end_of(whole / f"rank{rank}")
     ids = [{n for line in part if line["what"] == "batch" for n in line["ids"]} for part in of(whole)]
     assert ids[0] | ids[1] == set(range(40))

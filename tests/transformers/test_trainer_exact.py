@@ -42,7 +42,7 @@ def test_evaluation_at_the_start_is_part_of_the_run(references: References, tmp_
     case = Case(epochs=1, every=8, evaluates=True, args={"eval_on_start": True})
     _, end = references.of(case)
     assert end["history"][0]["step"] == 0
-    check_same(references, case, tmp_path, [("batch", 5)])  # back to the beginning
+    check_same(references, case, tmp_path, [("batch", 5)], anew=True)
 
 
 def test_another_seed_at_the_restart(references: References, tmp_path: Path) -> None:

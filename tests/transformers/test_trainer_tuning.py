@@ -22,7 +22,9 @@ def test_the_same_run(tmp_path: Path, kind: str) -> None:
     assert life(killed, partial(tuned_subject.run, kind, killed, ("step", 5))) == -9
     first = lines(killed)
     assert life(killed, partial(tuned_subject.run, kind, killed)) == 0, (killed / "output").read_text()
-    check_stretches(lines(whole), [first, lines(killed)[len(first) :]])
+    second = lines(killed)[len(first) :]
+    check_stretches(lines(whole), [first, second])
+    assert next(line["step"] for line in second if line["what"] == "step") == 5, "on from step 4"
     assert end_of(killed) == end_of(whole)
     if kind == "lora":
         check_written_once(whole / "run")

@@ -51,7 +51,10 @@ class Samples(Dataset[dict[str, Tensor]]):
 
 
 class Notes(TrainerCallback):
-    """Writes lines; SIGKILLs itself before it writes what ``kill`` names: ``("step", 7)``."""
+    """Writes lines; SIGKILLs itself after the line that ``kill`` names: ``("step", 7)``, once what was staged
+    before it is durable: where a restart begins is then no matter of chance."""
+
+    durable: DurableTrainerCallback | None = None
 
     def __init__(self, path: Path, kill: tuple[str, int] | None) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -61,6 +64,8 @@ class Notes(TrainerCallback):
         self._count[what] = self._count.get(what, 0) + 1
         os.write(self._fd, json.dumps({"what": what, **line}).encode() + b"\n")
         if self._kill == (what, self._count[what]):
+            if self.durable is not None:
+                self.durable.flush()
             kill_self()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -161,6 +166,7 @@ class Case:
         args = self.arguments(home)
         torch.manual_seed(self.seed)
         durable = DurableTrainerCallback(root or home / "run", every_n_steps=self.every, **self.durable)
+        notes.durable = durable
         callbacks = [*self.callbacks(), notes]
         kind = MixedIn if self.mixin else Trainer
         trainer = kind(
@@ -240,9 +246,17 @@ def killed_and_resumed(
 
 
 def check_same(
-    references: References, case: Case, home: Path, kills: list[tuple[str, int]], **more: Any
+    references: References,
+    case: Case,
+    home: Path,
+    kills: list[tuple[str, int]],
+    *,
+    anew: bool = False,
+    **more: Any,
 ) -> None:
+    """``anew``: the last life begins at the beginning, rather than in the middle."""
     expected, end = references.of(case)
     lives, found = killed_and_resumed(case, home, kills, **more)
     check_stretches(expected, lives)
+    assert (len(lives[-1]) == len(expected)) is anew, "it did not begin where it was to"
     assert found == end

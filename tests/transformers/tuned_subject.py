@@ -43,7 +43,7 @@ def _texts(count: int) -> list[str]:
     return [" ".join(WORDS[int(k)] for k in torch.randint(40, (12,), generator=chosen)) for _ in range(count)]
 
 
-def lora(home: Path, kill: tuple[str, int] | None) -> Trainer:
+def lora(home: Path, notes: Notes) -> Trainer:
     torch.manual_seed(5)
     config = BertConfig(
         vocab_size=2000, hidden_size=128, num_hidden_layers=3, num_attention_heads=4, intermediate_size=512
@@ -55,11 +55,11 @@ def lora(home: Path, kill: tuple[str, int] | None) -> Trainer:
         model=get_peft_model(BertForSequenceClassification(config), adapter),
         args=TrainingArguments(**_common(home)),
         train_dataset=data,
-        callbacks=[Notes(home / "notes", kill)],
+        callbacks=[notes],
     )
 
 
-def sft(home: Path, kill: tuple[str, int] | None) -> Trainer:
+def sft(home: Path, notes: Notes) -> Trainer:
     torch.manual_seed(5)
     vocabulary = {word: k for k, word in enumerate(["<pad>", "<eos>", "<unk>", *WORDS])}
     words = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
@@ -76,7 +76,7 @@ def sft(home: Path, kill: tuple[str, int] | None) -> Trainer:
         args=SFTConfig(**_common(home), max_length=16, bf16=False),
         train_dataset=Dataset.from_dict({"text": _texts(24)}),
         processing_class=tokenizer,
-        callbacks=[Notes(home / "notes", kill)],
+        callbacks=[notes],
     )
 
 
@@ -84,8 +84,10 @@ KINDS = {"lora": lora, "sft": sft}
 
 
 def run(kind: str, home: Path, kill: tuple[str, int] | None = None) -> None:
-    trainer = KINDS[kind](home, kill)
-    DurableTrainerCallback(home / "run", every_n_steps=2, retention=Retention(keep_last=100)).attach(trainer)
+    notes = Notes(home / "notes", kill)
+    trainer = KINDS[kind](home, notes)
+    notes.durable = DurableTrainerCallback(home / "run", every_n_steps=2, retention=Retention(keep_last=100))
+    notes.durable.attach(trainer)
     trainer.train()
     history = [
         {k: v for k, v in row.items() if not k.endswith(("_runtime", "_per_second"))}

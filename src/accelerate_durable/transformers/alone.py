@@ -44,13 +44,16 @@ class Loop:
         told = {field.name: getattr(self._state, field.name) for field in dataclasses.fields(self._state)}
         return {"state": {name: value for name, value in told.items() if name != "stateful_callbacks"}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Before anything is touched."""
         was, now = state["state"]["global_step"], self._state.global_step
         if was != now:
             raise UsageError(
-                f"the run is at step {was}, and the Trainer begins at step {now}",
-                hint="trainer.train(resume_from_checkpoint=last_checkpoint(root)), or attach the callback",
+                f"the run is at step {was}, and the Trainer begins at step {now}: give train() "
+                "resume_from_checkpoint=last_checkpoint(root), or attach the callback"
             )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in hooks.PROGRESS:
             setattr(self._state, name, state["state"][name])
 
