@@ -14,7 +14,7 @@ from cli_runs import Durable
 from safetensors.torch import load_file
 
 from durable_core import DurableSession
-from durable_core.engine.export_hf import adapter_key, shards
+from durable_core.engine.export.hugging import adapter_key, shards
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")

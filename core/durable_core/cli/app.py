@@ -187,7 +187,7 @@ def export(
     transformers takes, or of peft where the model has adapters (then those alone).
     """
     from durable_core.cli import checks
-    from durable_core.engine.export_hf import Wanted
+    from durable_core.engine.export.hugging import Wanted
 
     wanted = Wanted(key, config, max_shard_bytes)
     return show(checks.export(root, out, c, form, wanted), as_json=as_json)

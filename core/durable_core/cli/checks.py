@@ -12,7 +12,7 @@ from durable_core.engine.inspect import open_run
 if TYPE_CHECKING:
     from durable_core.engine.audit.explain import Use
     from durable_core.engine.audit.sources import SourceCount
-    from durable_core.engine.export_hf import Wanted
+    from durable_core.engine.export.hugging import Wanted
     from durable_core.engine.verify import Verified
 
 

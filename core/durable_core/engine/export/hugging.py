@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from durable_core.engine.plain_files import sync, write_json, write_safetensors
+from durable_core.engine.export.files import sync, write_json, write_safetensors
 from durable_core.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """L4. A checkpoint as plain files that know nothing of this library.
 
 ``model.safetensors`` is what ``load_state_dict`` takes; ``checkpoint.ckpt`` is Lightning's own checkpoint
-dict, for ``ckpt_path=`` or ``load_from_checkpoint``; ``export_hf`` says what ``from_pretrained`` takes. Every
+dict, for ``ckpt_path=`` or ``load_from_checkpoint``; ``hugging`` says what ``from_pretrained`` takes. Every
 byte is verified before the first one is written, and the directory appears under its name only when whole.
 """
 
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from durable_core.clock import Clock, SystemClock
-from durable_core.engine import export_hf
+from durable_core.engine.export import hugging
+from durable_core.engine.export.files import sync, write_safetensors
 from durable_core.engine.inspect import Reader
-from durable_core.engine.plain_files import sync, write_safetensors
 from durable_core.errors import TierDenied, TierError, TierFull, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def export(
     *,
     formats: Sequence[str] = ("safetensors", "lightning"),
     required: bool = True,
-    hf: export_hf.Wanted | None = None,
+    hf: hugging.Wanted | None = None,
     clock: Clock | None = None,
 ) -> Exported:
     """Write checkpoint ``c`` (by default the newest usable) into the new directory ``out``.
@@ -63,7 +63,7 @@ def export(
     role = reader.manifest(info).roles[0]
     state = restore.read(reader.tier, info.manifest, info.manifest_digest, role).state
     checkpoint = _lightning_checkpoint(state)
-    hf = hf or export_hf.Wanted()
+    hf = hf or hugging.Wanted()
     notes: list[str] = []
     if "lightning" in formats and checkpoint is None:
         if required:
@@ -83,8 +83,8 @@ def export(
                 notes += _write_lightning(partial / LIGHTNING, _for_plain_lightning(checkpoint))
             if "hf" in formats:
                 stored = state.get("hf") if isinstance(state, Mapping) else None
-                found = export_hf.configs(stored, hf.config)
-                notes += export_hf.write(partial, _module_tensors(state, hf.key), found, hf)
+                found = hugging.configs(stored, hf.config)
+                notes += hugging.write(partial, _module_tensors(state, hf.key), found, hf)
             sync(partial)
             partial.rename(target)
             sync(target.parent)
