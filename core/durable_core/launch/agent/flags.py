@@ -195,6 +195,6 @@ def usage(epilog: str) -> str:
     shown.add_argument(
         "--max-restarts", type=int, metavar="N",
         help="Restarts without progress that are charged, over all nodes; beyond them this launch ends. How "
-        f"many end the run, its run file declares. Default: {Policy().restarts}, which end the run.",
+        f"many end the run, its run file declares. Default: {Policy().restarts}.",
     )  # fmt: skip
     return shown.format_help()
