@@ -11,6 +11,7 @@ import pytest
 from trainer_subject import Case, References, digest, end_of, lines
 from transformers import TrainerCallback
 
+from durable_core.engine.beats import Phase
 from durable_core.engine.export import model_tensors
 from durable_core.engine.inspect import open_run
 from durable_core.engine.restore import read
@@ -127,3 +128,29 @@ def test_a_longer_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     durable.attach(longer).train()
     steps = [line["step"] for line in lines(tmp_path) if line["what"] == "step"]
     assert steps == list(range(1, 25))
+
+
+class Phases(TrainerCallback):
+    def __init__(self) -> None:
+        self.durable: Any = None
+        self.seen: list[Phase] = []
+
+    def _note(self) -> None:
+        self.seen.append(self.durable._session.run.reporter.phase)
+
+    def on_prediction_step(self, *_: Any, **__: Any) -> None:
+        self._note()
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._note()
+
+
+def test_a_launcher_is_told_of_an_evaluation(tmp_path: Path) -> None:
+    phases = Phases()
+    case = Case(evaluates=True, args={"eval_strategy": "steps", "eval_steps": 2, "max_steps": 3})
+    trainer, phases.durable = case.plain(tmp_path)
+    phases.durable.attach(trainer)
+    trainer.add_callback(phases)
+    trainer.train()
+    told = [phase is Phase.EVAL for phase in phases.seen]
+    assert told == [False, False, True, False, True], "after step 2, and after the last"

@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 from accelerate_durable.options import DurableOptions
 from accelerate_durable.transformers import foreign, guard, hooks, resuming
 from accelerate_durable.transformers.alone import Alone
+from accelerate_durable.transformers.telling import Evaluation
 from accelerate_durable.transformers.training import Training
 from durable_core.commit.retention import Retention
 from durable_core.detect.policy import Integrity
@@ -106,6 +107,7 @@ class DurableTrainerCallback(TrainerCallback):
         self._trainer: Any = None
         self._training: Training | None = None
         self._alone: Alone | None = None
+        self._evaluation = Evaluation()
         self._last: tuple[Status | None, tuple[int, int] | None] = (None, None)
 
     # --- what a person asks ----------------------------------------------------------------------
@@ -182,6 +184,7 @@ class DurableTrainerCallback(TrainerCallback):
             if session is not None:
                 self._last = (session.status(), session.restored)
             self._training = None
+            self._evaluation.ends()
             training.leave(*sys.exc_info())
 
     # --- the Trainer's events ----------------------------------------------------------------------
@@ -194,6 +197,14 @@ class DurableTrainerCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._alone is not None:
             self._alone.boundary()
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        session = self._session
+        if session is not None:
+            self._evaluation.goes_on(session)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._evaluation.ends()
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         for training in (self._training, self._alone):
