@@ -108,9 +108,13 @@ def retired(parent: Path) -> Iterator[Path]:
 
 
 def sweep(parent: Path) -> None:
-    """Remove what was taken out of sight. Only once nothing needs its pointers any more."""
+    """Remove what was taken out of sight, once nothing needs its pointers any more; and what a save left that
+    was killed: of automatic names the next one is another."""
     for folder in retired(parent):
         shutil.rmtree(folder)
+    for name in names(parent):
+        if folders.number_of(name.removeprefix(".").removesuffix(".partial")) is not None and name[0] == ".":
+            shutil.rmtree(parent / name)
 
 
 def pointers(parent: Path, *, gone: bool = False) -> dict[str, Pointer]:

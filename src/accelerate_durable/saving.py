@@ -12,6 +12,7 @@ In this order, so that a kill between any two of them costs nothing that was tol
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Mapping
@@ -37,7 +38,7 @@ class SaveStates:
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
-        self._deferred: list[Path] = []
+        self._deferred: dict[Path, tuple[int, int]] = {}  # the epoch and batch of the call
         self._naming: dict[str, Pointer] = {}  # directories seen to name a checkpoint
         self._parents: list[Path] = []  # where they are
         self._since = Since()
@@ -62,14 +63,14 @@ class SaveStates:
         if not durable.by_hand:
             durable.boundary()
         if self._within_a_step(session):
-            self._deferred.append(place)
+            self._deferred[place] = self._in_the_script()
             self._tell(
                 "within",
                 "save_state was called within a step, whose gradients no checkpoint has: it takes effect "
                 f"when the step is complete ({place})",
             )
             return place
-        self._save(session, place)
+        self._save(session, {place: None})
         return place
 
     def load(
@@ -90,23 +91,30 @@ class SaveStates:
             self._since.forget()
         session = self._durable.session
         if self._deferred and session is not None and not self._within_a_step(session):
-            places, self._deferred = self._deferred, []
-            self._save(session, *places)
+            asked, self._deferred = self._deferred, {}
+            self._save(session, asked)
             self._since.forget()  # the batch comes now
 
     def _within_a_step(self, session: DurableSession) -> bool:
         loader = self._durable.loader
         return session.updated or bool(loader is not None and loader.outstanding)
 
+    def _in_the_script(self) -> tuple[int, int]:
+        """Where a script in the middle of a step is, and names its directory for: at the end of the step the
+        data may be in the next epoch."""
+        loader = self._durable.loader
+        return (0, 0) if loader is None else (loader.passing, loader.cursor.batch + loader.outstanding)
+
     # --- saving -----------------------------------------------------------------------------------
 
-    def _save(self, session: DurableSession, *places: Path) -> None:
+    def _save(self, session: DurableSession, asked: Mapping[Path, tuple[int, int] | None]) -> None:
         if self._since.marked:  # of the same step: the head is named once more, as it was
             self._tell_what_is_not_saved(self._since.found(self._watched()))
         try:
             pointer = self._commit(session)
-            for place in places:
-                self._name(session, place, pointer)
+            for place, at in asked.items():
+                epoch, batch = at or (pointer.epoch, pointer.batch)
+                self._name(session, place, dataclasses.replace(pointer, epoch=epoch, batch=batch))
         except FencedError as error:
             raise FencedExit from error
         self._since.mark(self._watched())

@@ -12,8 +12,6 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader
 from training_parts import Counter, Net, Notes, Samples, Stream, digest, ended, loss_of, ranked
 
-EVALUATED = 10
-
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
@@ -33,6 +31,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--dispatch", action="store_true")
     parser.add_argument("--norm", action="store_true", help="batch normalisation")
+    parser.add_argument("--evaluated", type=int, default=10, help="samples")
     parser.add_argument("--even", type=int, default=1, help="batches for all processes alike")
     parser.add_argument("--overflow", type=int, help="with a scaler, which meets an overflow at this sample")
     parser.add_argument("--max-steps", type=int, default=0, help="the script counts them, and then stops")
@@ -58,7 +57,7 @@ def evaluate(accelerator: Accelerator, model: Any, loader: Any) -> float:
             each = (model(x) - x.sum(1)).square() + 0.01 * torch.rand(len(x))
         losses.append(accelerator.gather_for_metrics(each))
     model.train()
-    assert len(torch.cat(losses)) == EVALUATED, "each sample counts once"
+    assert len(torch.cat(losses)) == len(loader.dataset), "each sample counts once"
     return float(torch.cat(losses).mean())
 
 
@@ -85,8 +84,10 @@ def main() -> None:
     scheduler = schedule(args.scheduler, optimizer)
     data: Any = Stream(args.samples) if args.stream else Samples(args.samples)
     shuffle = None if args.stream else True
-    train = DataLoader(data, batch_size=args.batch_size, shuffle=shuffle, num_workers=args.workers)
-    valid = DataLoader(Samples(EVALUATED), batch_size=args.batch_size)
+    train = DataLoader(
+        data, args.batch_size, shuffle=shuffle, num_workers=args.workers, drop_last=args.stream
+    )
+    valid = DataLoader(Samples(args.evaluated), batch_size=args.batch_size)
     model, optimizer, train, valid, scheduler = accelerator.prepare(net, optimizer, train, valid, scheduler)
     accelerator.register_for_checkpointing(steps)
 
@@ -104,7 +105,7 @@ def main() -> None:
                 notes.write(
                     "batch", epoch=epoch, ids=ids.tolist(), x=digest(x), hidden=digest(net.hidden),
                     loss=loss.item(), lr=rate, scale=scale,
-                    all=accelerator.gather_for_metrics(ids).tolist(),
+                    all=(accelerator.gather_for_metrics(ids) if args.even else ids).tolist(),
                 )  # fmt: skip
                 if args.overflow is not None and args.overflow in ids:
                     loss = loss * torch.inf
@@ -123,8 +124,10 @@ def main() -> None:
                     notes.write("evaluated", epoch=epoch, metric=evaluate(accelerator, model, valid))
             if index + 1 == args.break_at or done == args.max_steps > 0:
                 break
-        if done == args.max_steps > 0:
-            break
+        if args.max_steps:
+            if done == args.max_steps:
+                break
+            continue
         metric = evaluate(accelerator, model, valid)
         if args.scheduler == "plateau":
             scheduler.step(metric)
