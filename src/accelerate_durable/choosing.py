@@ -75,15 +75,16 @@ def durable_loader(
         return DurableLoader.from_dataloader(loader.loader, **place)
     plain = hooks.asked(loader)
     replicas, sampler = len(world.roles), plain.batch_sampler
+    dataset: Any = plain.dataset
     size = plain.batch_size or getattr(sampler, "batch_size", None)
     if accelerator.split_batches and size is not None:
         place["batch_size"] = size // replicas
-    if isinstance(plain.dataset, IterableDataset):
+    if isinstance(dataset, IterableDataset):
         place["stream_shares"] = replicas > 1
     elif size is not None:
         everyone = place.get("batch_size", size) * replicas
         if isinstance(loader, PreparedDispatcher):  # it divides whatever is left, if it can
-            even = len(plain.dataset) % everyone % replicas != 0
+            even = len(dataset) % everyone % replicas != 0
         else:
             even = hooks.even_batches(loader, accelerator.even_batches)
         dropped = bool(getattr(sampler, "drop_last", False))
@@ -97,3 +98,13 @@ def remainder(*, dropped: bool, even: bool, replicas: int) -> Remainder:
     if dropped:
         return "drop"
     return "wrap" if even and replicas > 1 else "short"
+
+
+def check_even(was: bool, now: bool) -> None:
+    """``UnsupportedError`` where ``join_uneven_inputs`` changes for a pass what the run began with."""
+    if was != now:
+        raise UnsupportedError(
+            f"even_batches was {was} when the run was opened, and is {now} for this pass: an epoch would be "
+            "cut otherwise than the run's",
+            hint=f"DataLoaderConfiguration(even_batches={now}), for all of them",
+        )

@@ -49,6 +49,7 @@ class Durable:
         self._counting = Counting(self.loop, tells=self.accelerator.is_main_process)
         self.loader: DurableLoader | None = None
         self._trains: PreparedLoader | None = None
+        self._even = True  # as Accelerate is asked to share out what fills no whole batch
         self._loaders: list[PreparedLoader] = []
         self._strays = Strays(self._loaders)
         self._called: list[torch.nn.Module] = []  # models as the script calls them
@@ -142,6 +143,7 @@ class Durable:
                 self._trains, self.accelerator, world, gathering.seed(self.accelerator, world),
                 self.options.settings().promise,
             )  # fmt: skip
+            self._even = hooks.even_batches(self._trains, self.accelerator.even_batches)
         for model in self._called:
             buckets.settle(model, self.accelerator.device)
 
@@ -192,6 +194,7 @@ class Durable:
         epoch, under_way = self.loop.next_epoch(), loader.cursor.epoch
         verdict = decide(epoch=epoch, under_way=under_way, training=self.loop.training, ended=self.ended)
         assert self._trains is not None
+        choosing.check_even(self._even, hooks.even_batches(self._trains, self.accelerator.even_batches))
         whole = self._trains.end_of_dataloader and (self._due or not loader.outstanding)
         self._counting.next_pass(whole=whole)
         if verdict is not Pass.TRAINS:

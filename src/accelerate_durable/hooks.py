@@ -38,6 +38,8 @@ USED: tuple[tuple[str, str], ...] = (
     ("_custom_objects", "what register_for_checkpointing was given"),
     ("scaler", "the gradient scaler"),
     ("step", "batches since the last update, as accumulate() counts them"),
+    ("_save_model_state_pre_hook", "what register_save_state_pre_hook was given"),
+    ("_load_model_state_pre_hook", "what register_load_state_pre_hook was given"),
 )
 
 #: The same of classes.
@@ -157,7 +159,7 @@ def _plain(sampler: Any) -> Any:
 
 def even_batches(loader: Any, default: bool) -> bool:
     """Whether the processes are to have as many batches each; ``join_uneven_inputs`` may change it."""
-    return bool(getattr(loader.batch_sampler, "even_batches", default))
+    return bool(getattr(getattr(loader, "batch_sampler", None), "even_batches", default))
 
 
 # --- save_state and load_state --------------------------------------------------------------------

@@ -7,6 +7,7 @@ a pass. One that does not train does what Accelerate made it do.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,6 +116,7 @@ class PreparedDurable(PreparedLoader):
         self.loader = loader
         self.gradient_state = GradientState()
         self.iteration = 0
+        self.batch_sampler = SimpleNamespace()  # join_uneven_inputs writes to it; nothing reads it
         self._drop_last, self._non_blocking = drop_last, non_blocking
 
     def __iter__(self) -> Iterator[Any]:
