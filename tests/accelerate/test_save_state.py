@@ -232,7 +232,8 @@ def test_in_the_middle_of_an_accumulation_it_waits_for_the_step(tmp_path: Path) 
 
     sentences = told(train)
     assert there == [False, False, True, True, True]
-    assert pointer(place)["step"] == 1 and (pointer(place)["epoch"], pointer(place)["batch"]) == (0, 1)  # of the call
+    found = pointer(place)
+    assert (found["step"], found["epoch"], found["batch"]) == (1, 0, 1)  # the last two are of the call
     assert len(sentences) == 1 and "when the step is complete" in sentences[0]
 
 
