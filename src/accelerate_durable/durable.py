@@ -21,6 +21,7 @@ from accelerate_durable.residue import Residue
 from accelerate_durable.strays import Strays
 from durable_core.data import DurableLoader
 from durable_core.errors import UsageError
+from durable_core.session import notices
 from durable_core.session.plain import DurableSession
 from durable_core.session.world import World
 from durable_core.state import buckets
@@ -111,6 +112,8 @@ class Durable:
         world = World.torch_distributed()
         self._settle(world)
         state = gathering.state(self.accelerator, self.loop, self.loader)
+        if (told := gathering.unsaved_schedule(self.accelerator)) and self.accelerator.is_main_process:
+            notices.say(told)
         if before is not None:
             before(state)
         modes = gathering.Modes(state)

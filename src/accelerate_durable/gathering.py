@@ -75,6 +75,20 @@ class Modes:
             parameter.requires_grad_(trained)
 
 
+def unsaved_schedule(accelerator: accelerate.Accelerator) -> str:
+    """What is told of an optimizer whose learning rate follows a schedule that nobody prepared or registered;
+    empty: of none. (A schedule of torch leaves ``initial_lr`` in the groups of its optimizer.)"""
+    known = [*hooks.schedulers(accelerator), *hooks.registered(accelerator)]
+    followed = {id(getattr(item, "optimizer", None)) for item in map(contract.adapt, known)}
+    for number, optimizer in enumerate(hooks.optimizers(accelerator)):
+        if "initial_lr" in optimizer.param_groups[0] and id(optimizer) not in followed:
+            return (
+                f"a learning-rate schedule of optimizer {number} is in no checkpoint, and begins anew with "
+                "each process. Give the scheduler to accelerator.prepare() or register_for_checkpointing()"
+            )
+    return ""
+
+
 def seed(accelerator: accelerate.Accelerator, world: World) -> int:
     """Of order and augmentation: the first process's, on all of them."""
     given = accelerator.dataloader_config.data_seed

@@ -96,10 +96,16 @@ def test_a_script_that_counts_the_batches_of_an_epoch_is_told(name: str, tmp_pat
     assert said in output(tmp_path)
 
 
+def test_a_schedule_that_nobody_prepared_is_told(tmp_path: Path) -> None:
+    assert run_life(case("--unprepared --epochs 1 --samples 8"), tmp_path, "one") == [0]
+    assert "schedule of optimizer 0 is in no checkpoint" in output(tmp_path)
+
+
 def test_scripts_that_do_not_are_told_nothing(references: References, tmp_path: Path) -> None:
     subject = case("--window last --samples 64", "manual_accumulation", every=1)
     survives(references, tmp_path, subject, [("batch", 6), ("batch", 2)])
-    assert "no longer the same run" not in output(tmp_path)
+    said = output(tmp_path)
+    assert "no longer the same run" not in said and "schedule" not in said
 
 
 def test_audit_as_a_command_says_that_nothing_was_repeated(

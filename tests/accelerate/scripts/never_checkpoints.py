@@ -24,6 +24,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--scheduler", choices=("step", "epoch", "plateau"), default="step")
+    parser.add_argument("--unprepared", action="store_true", help="the scheduler is not prepared")
     parser.add_argument("--mixed-precision", default="no")
     parser.add_argument("--stateful", action="store_true")
     parser.add_argument("--seedable", action="store_true")
@@ -88,7 +89,8 @@ def main() -> None:
         data, args.batch_size, shuffle=shuffle, num_workers=args.workers, drop_last=args.stream
     )
     valid = DataLoader(Samples(args.evaluated), batch_size=args.batch_size)
-    model, optimizer, train, valid, scheduler = accelerator.prepare(net, optimizer, train, valid, scheduler)
+    model, optimizer, train, valid = accelerator.prepare(net, optimizer, train, valid)
+    scheduler = scheduler if args.unprepared else accelerator.prepare(scheduler)
     accelerator.register_for_checkpointing(steps)
 
     done = 0
