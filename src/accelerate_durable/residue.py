@@ -34,7 +34,7 @@ class Residue:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Live tensors, by the number of the optimizer and that of the parameter in it."""
-        found = {}
+        found: dict[str, Tensor] = {}
         for number in set(range(len(self._optimizers))) - self._used:
             parameters = enumerate(self._parameters(number))
             found |= {f"{number}.{k}": p.grad for k, p in parameters if p.grad is not None}
