@@ -37,6 +37,11 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]  # it has no t
     def bind(self, durable: Durable, device: torch.device | None) -> None:
         self._durable, self._place = durable, device
 
+    @property
+    def accelerator(self) -> Any:
+        """Whose it is."""
+        return self._durable.accelerator
+
     def __iter__(self) -> Iterator[Any]:
         if self._durable.trains(self):
             yield from self._training(self._durable)

@@ -43,11 +43,17 @@ class Strays:
             )
 
     def check_update(self, trains: PreparedLoader) -> None:
-        """An optimizer is about to step, and ``trains`` has nothing outstanding. ``UnsupportedError`` when
-        it steps on what another one has handed out."""
+        """An optimizer is about to step, and ``trains`` has nothing outstanding: ``UnsupportedError``, for
+        which samples the step consumes is not known."""
+        place = self._loaders.index(trains)
         if self._last is not None:
             raise UnsupportedError(
                 f"an optimizer steps on batches of prepared loader {self._last}, and the one that trains is "
-                f"{self._loaders.index(trains)} ({_COUNTED})",
+                f"{place} ({_COUNTED})",
                 hint=f"train_loader={self._last}, or one loader for all that is trained on",
             )
+        raise UnsupportedError(
+            f"an optimizer steps on what prepared loader {place} ({_COUNTED}) has not handed out",
+            hint="accelerator.skip_first_batches, not accelerate.skip_first_batches; for steps without "
+            "a batch, accelerator.commit() once before the loop",
+        )

@@ -10,6 +10,7 @@ from typing import Any
 import accelerate
 
 from accelerate_durable.accelerator import Accelerator as Durable
+from accelerate_durable.loader import PreparedLoader
 from durable_core.errors import UnsupportedError
 from durable_core.session import notices
 
@@ -42,6 +43,18 @@ def install() -> None:
     own = __name__.partition(".")[0]
     others = [module for name, module in sys.modules.items() if name.partition(".")[0] != own]
     replace(accelerate.Accelerator, Accelerator, others)
+    replace(accelerate.skip_first_batches, skip_first_batches, others)
+
+
+#: Accelerate's, for loaders that are not ours.
+_skip = accelerate.skip_first_batches
+
+
+def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
+    """The function means what the method does: a loader that trains begins where the run stands."""
+    if isinstance(dataloader, PreparedLoader):
+        return dataloader.accelerator.skip_first_batches(dataloader, num_batches)
+    return _skip(dataloader, num_batches)
 
 
 def replace(theirs: object, ours: object, modules: Iterable[Any]) -> None:

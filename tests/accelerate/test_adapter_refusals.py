@@ -13,7 +13,7 @@ from adapter_parts import Numbers, forget_accelerate, shuffled, step, training
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 
-from accelerate_durable import Accelerator, DurableOptions, attach, hooks
+from accelerate_durable import Accelerator, DurableOptions, attach, hooks, swap
 from accelerate_durable.gathering import check
 from durable_core.engine.inspect import open_run
 from durable_core.errors import SpecMismatchError, UnsupportedError, UsageError
@@ -71,6 +71,22 @@ def test_a_step_on_batches_of_another_loader(accelerator: Any) -> None:
     with pytest.raises(UnsupportedError, match="prepared loader 0, and the one that trains is 1"):
         step(accelerator, model, optimizer, next(iter(other)))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_step_on_batches_that_no_prepared_loader_has_handed_out(accelerator: Any) -> None:
+    model, optimizer, loader = training(accelerator, shuffled())
+    accelerator.durable.open()  # as load_state does
+    rest = accelerate.skip_first_batches(loader, 2)  # accelerate's own: another loader, of which nobody knows
+    with pytest.raises(UnsupportedError, match=r"loader 0 .* has not handed out .*accelerator.skip_first"):
+        step(accelerator, model, optimizer, next(iter(rest)))
+
+
+def test_under_zero_code_the_function_skips_what_the_method_skips(accelerator: Any) -> None:
+    loader = training(accelerator, shuffled())[2]
+    assert swap.skip_first_batches(loader, 2) is loader
+    assert len(list(loader)) == len(loader) - 2
+    plain = DataLoader(Numbers(), 4)
+    assert len(list(swap.skip_first_batches(plain, 2))) == len(plain) - 2
 
 
 def test_a_loader_that_is_read_along(accelerator: Any) -> None:
