@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from torch import nn
 
 from durable_core import DurableSession
 from durable_core.data import DurableLoader
+from durable_core.session import Loaded, Run
 from durable_core.state import capture, rng
 
 
@@ -198,6 +201,27 @@ def test_without_anything_held_nothing_happens(how: str, run_of_two_steps: Path,
         session.reapply()
         assert equal(before, script.saved())
         session._updated = False
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_what_is_let_go_costs_no_memory(
+    hold: bool, run_of_two_steps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[weakref.ref[torch.Tensor]] = []
+    load = Run.load
+
+    def loaded(run: Run) -> Loaded:
+        found = load(run)
+        read.extend(weakref.ref(tensor) for tensor in found.state["model"].values())
+        return found
+
+    monkeypatch.setattr(Run, "load", loaded)
+    with Script().open(run_of_two_steps, hold=hold) as session:
+        gc.collect()
+        assert any(tensor() is not None for tensor in read) == hold
+        session.release()
+        gc.collect()
+        assert read and all(tensor() is None for tensor in read)
 
 
 def test_updated_says_whether_an_optimizer_has_stepped(tmp_path: Path) -> None:
