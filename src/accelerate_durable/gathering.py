@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from accelerate_durable import hooks
+from accelerate_durable.description import Description
 from accelerate_durable.residue import Residue
 from durable_core.data import DurableLoader
-from durable_core.errors import UnsupportedError
+from durable_core.errors import UnsupportedError, UsageError
 from durable_core.session.world import World
 from durable_core.state import contract
 
@@ -32,12 +34,26 @@ def check(accelerator: accelerate.Accelerator) -> None:
     kind = accelerator.distributed_type
     parallel = accelerator.parallelism_config
     if kind.value in _KNOWN and parallel is None:
+        _check_group(accelerator.num_processes)
         return
     raise UnsupportedError(
         f"{kind.value if parallel is None else 'a parallelism_config'}: the model is spread over the "
         "processes, and this adapter saves what each of them has whole",
         hint="data parallelism (DDP) is supported: leave it out, or use plain Accelerate there",
     )
+
+
+def _check_group(processes: int) -> None:
+    """``UsageError`` when a launcher has started more processes than Accelerate knows of: on CPUs it takes
+    each for alone, synchronizes no gradients, and they would train as many models."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if torch.distributed.is_initialized():
+        started = torch.distributed.get_world_size()
+    if started != processes:
+        raise UsageError(
+            f"{started} processes were started, and Accelerate knows of {processes}",
+            hint="on CPUs say Accelerator(cpu=True), or ACCELERATE_USE_CPU=true in the environment",
+        )
 
 
 def state(accelerator: accelerate.Accelerator, loop: Loop, loader: DurableLoader | None) -> dict[str, Any]:
@@ -57,6 +73,8 @@ def state(accelerator: accelerate.Accelerator, loop: Loop, loader: DurableLoader
     if len(raw) > 1:
         found["gradients"] = Residue(raw)
     found["loop"] = loop
+    if Description.is_of(found.get("model")):
+        found["hf"] = Description(found["model"])
     return found if loader is None else {**found, "loader": loader}
 
 

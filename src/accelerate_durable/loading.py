@@ -8,7 +8,8 @@ before the run is open                  the run's newest checkpoint is restored,
                                         directory says which epoch the script's next pass is
 the same, and the run has no history    the run begins with what the directory holds: the state that
                                         accelerate wrote, or a checkpoint of another run
-while passes yield nothing              nothing moves: the call was made, and answered, in an earlier life
+while passes yield nothing              the state of the directory's checkpoint is put in place, to be read;
+                                        the run and its data stay where they are. A pass takes it back
 later                                   the state of the directory's checkpoint is put in place. If an
                                         optimizer steps after it, the run goes on from there
 ======================================  ==================================================================
@@ -134,12 +135,19 @@ def _go_on(durable: Durable, folder: Folder | None) -> None:
 
 
 def _next_pass_is(durable: Durable, named_one: Folder | None) -> None:
-    """A directory that the script has named tells it where it begins, at every start alike; without one, all
-    it has is what was restored."""
-    if named_one is None:
-        durable.loop.first = 0 if durable.loader is None else durable.loader.cursor.epoch
-    else:
+    """A directory that the script has named tells it where it begins, at every start alike. Without one, what
+    it knows of that is in what it has registered, or nowhere: then its loop begins at its first epoch."""
+    if named_one is not None:
         durable.loop.first = 0 if named_one.pointer is None else named_one.pointer.epoch
+    elif hooks.registered(durable.accelerator) and durable.loader is not None:
+        durable.loop.first = durable.loader.cursor.epoch
+        if durable.loop.first:
+            _say(
+                durable,
+                f"load_state() has restored what the script has registered, so its next pass is taken for "
+                f"epoch {durable.loop.first}, the one under way. Where the loop begins at 0 all the same, "
+                "say loader.set_epoch(epoch) before each pass",
+            )
 
 
 # --- a run that begins with what a directory holds -----------------------------------------------------
@@ -212,25 +220,34 @@ def apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], DurableLoader | Non
 
 
 def _stay(durable: Durable, session: DurableSession, input_dir: str | os.PathLike[str] | None) -> None:
-    """What the run has restored is newer than what the directory names, or the same."""
-    if input_dir is None:
-        return
-    root = named(durable.root)
-    folder = _look(durable, input_dir, root)[1][0]
-    folders.at_start(folder, root=root, run=session.run.run_id, origin=durable.loop.origin)
-    _run_hooks(durable, folder)
-    session.reapply()
-    if not durable.loop.begun:
+    """Passes yield nothing. Before the first one the script says where it begins; later it wants what it
+    asks for, the best state after the last pass above all, and the run is where it was."""
+    if durable.loop.begun or durable.ended:
+        _choose(durable, session, input_dir, lambda folder: _look_at(durable, session, folder))
+    elif input_dir is not None:
+        root = named(durable.root)
+        folder = _look(durable, input_dir, root)[1][0]
+        folders.at_start(folder, root=root, run=session.run.run_id, origin=durable.loop.origin)
+        _run_hooks(durable, folder)
+        session.reapply()
         _next_pass_is(durable, folder)
 
 
 def _go_back(durable: Durable, session: DurableSession, input_dir: str | os.PathLike[str] | None) -> None:
     if not durable.by_hand:
         durable.boundary()
+    _choose(durable, session, input_dir, lambda folder: _visit(durable, session, folder))
+
+
+def _choose(
+    durable: Durable, session: DurableSession, input_dir: str | os.PathLike[str] | None,
+    put: Callable[[Folder], None],
+) -> None:  # fmt: skip
+    """``put`` the directory that was named, or the newest one that loads."""
     run = session.run.run_id
     _, candidates = _look(durable, input_dir, named(durable.root))
     if input_dir is not None:
-        _visit(durable, session, candidates[0])
+        put(candidates[0])
         return
     while candidates:
         folder, passed = folders.newest(candidates, run)
@@ -238,7 +255,7 @@ def _go_back(durable: Durable, session: DurableSession, input_dir: str | os.Path
         if folder is None:
             break
         try:
-            _visit(durable, session, folder)
+            put(folder)
             return
         except (NotFoundError, CorruptError) as error:
             _say(durable, f"{folder.path} is passed over: {error}")
@@ -249,15 +266,24 @@ def _go_back(durable: Durable, session: DurableSession, input_dir: str | os.Path
     )
 
 
+def _look_at(durable: Durable, session: DurableSession, folder: Folder) -> None:
+    durable.shown = _put(durable, session, folder, session.look)
+
+
 def _visit(durable: Durable, session: DurableSession, folder: Folder) -> None:
+    _put(durable, session, folder, session.visit)
+    if not durable.loop.training:
+        _next_pass_is(durable, folder)
+
+
+def _put(durable: Durable, session: DurableSession, folder: Folder, put: Callable[[int], object]) -> Pointer:
     pointer = folders.of_this_run(folder, root=named(durable.root), run=session.run.run_id)
     _run_hooks(durable, folder)
     try:
-        session.visit(pointer.c)
+        put(pointer.c)
     except NotFoundError as error:
         raise _gone(folder, pointer, error) from error
-    if not durable.loop.training:
-        _next_pass_is(durable, folder)
+    return pointer
 
 
 def _run_hooks(durable: Durable, folder: Folder) -> None:

@@ -48,6 +48,13 @@ def test_the_project_has_a_place_for_it(tmp_path: Path) -> None:
     assert open_run(tmp_path / "durable").state.terminal is not None
 
 
+def test_processes_that_accelerate_takes_for_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = accelerate.Accelerator(cpu=True)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun says it, where nobody has said cpu=True
+    with pytest.raises(UsageError, match="2 processes were started, and Accelerate knows of 1"):
+        attach(made, tmp_path / "run")
+
+
 def test_two_loaders_that_shuffle(accelerator: Any) -> None:
     loader = training(accelerator, shuffled())[2]
     accelerator.prepare(shuffled())

@@ -12,9 +12,10 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerControl
 
+from accelerate_durable.description import Description
 from accelerate_durable.options import DurableOptions
 from accelerate_durable.transformers import ending, guard, hooks, spec
-from accelerate_durable.transformers.state import FROM_FIRST, Description
+from accelerate_durable.transformers.state import FROM_FIRST
 from durable_core.errors import PromiseError, UnsupportedError, UsageError
 from durable_core.session.plain import DurableSession
 from durable_core.session.world import World

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import enum
-import json
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -129,37 +127,3 @@ class Callbacks:
                 setattr(callback, argument, value)
         for attribute, value in state.get("attributes", {}).items():
             setattr(callback, attribute, value)
-
-
-class Description:
-    """What ``durable export --format hf`` writes beside the weights. Nothing of it is put back."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def state_dict(self) -> Tree:
-        model = self._model
-        peft = getattr(model, "peft_config", None)
-        return {
-            "config": described(getattr(model, "config", None)),
-            "generation_config": described(getattr(model, "generation_config", None)),
-            "peft": {str(name): described(config) for name, config in peft.items()}
-            if isinstance(peft, Mapping)
-            else {},
-        }
-
-    def load_state_dict(self, state: Tree) -> None:
-        """The script has built the model."""
-
-
-def described(config: Any) -> Any:
-    """A configuration of transformers or peft as JSON; ``None`` where there is none."""
-    if config is None or not hasattr(config, "to_dict"):
-        return None
-    return json.loads(json.dumps(config.to_dict(), default=_as_json, sort_keys=True))
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    return value.value if isinstance(value, enum.Enum) else str(value)

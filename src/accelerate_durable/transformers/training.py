@@ -10,9 +10,10 @@ import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from accelerate_durable.description import Description
 from accelerate_durable.options import DurableOptions
 from accelerate_durable.transformers import ending, hooks, loader, spec
-from accelerate_durable.transformers.state import FROM_FIRST, Callbacks, Description, Progress
+from accelerate_durable.transformers.state import FROM_FIRST, Callbacks, Progress
 from durable_core.clock import SystemClock
 from durable_core.data import DurableLoader
 from durable_core.session.plain import DurableSession
