@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from durable_core.state import buckets
 if TYPE_CHECKING:
     import accelerate
 
+    from accelerate_durable.folders import Pointer
     from accelerate_durable.loader import PreparedLoader
     from accelerate_durable.saving import SaveStates
 
@@ -55,6 +57,7 @@ class Durable:
         self._strays = Strays(self._loaders)
         self._called: list[torch.nn.Module] = []  # models as the script calls them
         self._states: SaveStates | None = None
+        self.shown: Pointer | None = None  # what load_state has put in place while passes yield nothing
         self._hooks: list[Any] = []
         self._residue: Residue | None = None
         self._loss: torch.Tensor | None = None
@@ -172,7 +175,7 @@ class Durable:
             if not hooks.optimizers(self.accelerator):
                 return False  # nothing can be trained yet
             self.open()
-            self._ran = False
+            self._ran = loader is not self._trains  # what is evaluated first runs before training goes on
         return loader is self._trains
 
     @property
@@ -194,6 +197,9 @@ class Durable:
     def begin_pass(self) -> Pass:
         """What the pass over the training loader that begins now does."""
         session, loader = self.open(), self.training_data
+        if self.shown is not None and not self.ended:
+            session.reapply(modes=False)
+            self.shown = None
         epoch, under_way = self.loop.next_epoch(), loader.cursor.epoch
         verdict = decide(epoch=epoch, under_way=under_way, training=self.loop.training, ended=self.ended)
         assert self._trains is not None
@@ -346,11 +352,21 @@ class Durable:
     # --- ending ------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """The script says that it is done: the last boundary, and the run has succeeded."""
+        """The script says that it is done: the last boundary, and the run has succeeded.
+
+        But not in a ``finally`` that an error passes through, nor by ``sys.exit()`` in the middle of a pass:
+        there what is durable is kept, and a restart goes on. What is under way goes on as well.
+        """
         session = self.session
         if session is None or self._closed is not None:
             return
-        if self.epochs_over and session.steps:
+        why = leaving.cut_short(sys.exc_info()[1], within=self._within_pass)
+        if why or self._failed:
+            self.close(leaving.How.CUT_SHORT, leaving.patience(session, failed=True))
+            if not self._failed and not session.run.completed:
+                leaving.say_unfinished(session, why)
+            return
+        if self.epochs_over and session.steps and self.shown is None:
             session.reapply()
         self._counting.next_pass(whole=self._due or not self._outstanding)
         self._counting.resumed(0)  # the last step of all may be a short one
@@ -360,6 +376,12 @@ class Durable:
         with self._told():
             session.finish()
         self.close(leaving.How.FINISHED)
+
+    @property
+    def _within_pass(self) -> bool:
+        """A pass that trains was begun, and not all of it has been handed out, though there is more to train."""
+        loader = self._trains
+        return self.loop.training and loader is not None and not (loader.end_of_dataloader or self.ended)
 
     def close(self, how: leaving.How, timeout: float = leaving.LONG_S) -> None:
         """Flush and close, whatever the script still does. Saves nothing; harmless when repeated."""

@@ -20,6 +20,7 @@ class How(enum.Enum):
     """Why a session was closed while the process goes on."""
 
     FINISHED = "the training is over"
+    CUT_SHORT = "something has gone wrong, or the script leaves in the middle of a pass"
     TAKEN = "another accelerator of this process has the run"
 
 
@@ -52,8 +53,18 @@ def patience(session: DurableSession, *, failed: bool) -> float:
     return PEERS_S if failed and len(session.run.world.roles) > 1 else LONG_S
 
 
-def say_unfinished(session: DurableSession) -> None:
+def cut_short(error: BaseException | None, *, within: bool) -> str:
+    """Why a script that ends its training is not done with it; empty: it is. ``error`` is under way there, as
+    in a ``finally``; ``within``: a pass that trains was left before its end."""
+    if error is None or isinstance(error, StopIteration):
+        return ""
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return "the script leaves by sys.exit() in the middle of a pass" if within else ""
+    return f"the training was ended while {type(error).__name__} was under way"
+
+
+def say_unfinished(session: DurableSession, why: str = "the script has ended") -> None:
     notices.say(
-        f"the script has ended, and run {session.run.run_id} is not marked as finished: a restart goes on "
-        "from its last checkpoint. Call accelerator.end_training() at the end"
+        f"{why}, and run {session.run.run_id} is not marked as finished: a restart goes on from its last "
+        "checkpoint. Call accelerator.end_training() where the training is over"
     )

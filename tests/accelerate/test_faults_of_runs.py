@@ -1,0 +1,184 @@
+"""What runs must not do: end as finished when they are not, go on as another's, count what was only looked at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate_lives import at_line, lines, sound, watch_sessions
+from adapter_parts import forget_accelerate, shuffled, step, training
+from torch import nn
+from zero_code_runs import Interpreter, script
+
+import training_parts
+from accelerate_durable import Accelerator
+from accelerate_durable.__main__ import main
+from accelerate_durable.leaving import cut_short
+from durable_core.engine.inspect import open_run
+from tests.lives import check_stretches, life
+
+#: Three epochs of five batches, of which a mode says in which style; each batch is a line of the log.
+SCRIPT = """
+import os, sys, torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from training_parts import Notes, digest
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self): return 20
+    def __getitem__(self, i): return torch.tensor(i), torch.full((3,), float(i)) / 20 + torch.rand(3)
+
+notes = Notes(sys.argv[1])
+accelerator = Accelerator(cpu=True)
+set_seed(1)
+net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 1))
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+loaders = [torch.utils.data.DataLoader(Numbers(), 4, shuffle=s) for s in (True, False)]
+model, optimizer, loader, other = accelerator.prepare(net, optimizer, *loaders)
+
+def step(batch):
+    ids, x = batch
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    notes.write("batch", ids=ids.tolist(), weights=digest(*net.parameters()))
+
+def train():
+    for epoch in range(3):
+        for number, batch in enumerate(loader):
+            step(batch)
+            fails(epoch, number)
+
+def fails(epoch, number): pass
+
+{body}
+notes.write("end", weights=digest(*net.parameters()))
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on() -> Iterator[None]:
+    yield
+    forget_accelerate()
+
+
+def lives(home: Path, body: str, kill: Any = None, environ: Sequence[str] = ()) -> tuple[int, list[Any], str]:
+    """One life of the script with that body: exit code, the lines of it, what it said."""
+    home.mkdir(exist_ok=True)
+    number = len(list(home.glob("log*")))
+    path = script(home, SCRIPT.format(body=body))
+    before = (home / "output").read_text() if (home / "output").exists() else ""
+
+    def action() -> None:
+        os.chdir(home)
+        os.environ.update({name: "1" for name in environ})
+        os.environ.update(ACCELERATE_DURABLE_EVERY_N_STEPS="2", ACCELERATE_DURABLE_BACKLOG="delay")
+        os.environ.update(ACCELERATE_DURABLE_ROOT=str(home / "run"))
+        training_parts.strike = None if kill is None else at_line(*kill)
+        watch_sessions()
+        with Interpreter():
+            main([path, str(home / f"log{number}.0")])
+
+    code = life(home, action)
+    return code, lines(home, f"log{number}"), (home / "output").read_text().removeprefix(before)
+
+
+def is_the_same_run(home: Path, body: str, kill: Any) -> str:
+    """Killed there and started again. What the restart said."""
+    whole = lives(home / "whole", body)
+    assert whole[0] == 0, whole[2]
+    first = lives(home / "killed", body, kill)
+    assert first[0] == -9, first[2]
+    second = lives(home / "killed", body)
+    assert second[0] == 0, second[2]
+    check_stretches(whole[1], [first[1], second[1]])
+    sound(home / "killed")
+    return second[2]
+
+
+def succeeded(root: Path) -> bool:
+    over = open_run(root).state.terminal
+    return over is not None and over.outcome == "succeeded"
+
+
+# --- what runs before training goes on ---------------------------------------------------------------
+
+EVALUATED_FIRST = """
+model.eval()
+for _, x in other:
+    with torch.no_grad(): model(x), torch.rand(1)
+model.train()
+train()
+"""
+
+
+def test_what_is_evaluated_before_training_goes_on_is_undone(tmp_path: Path) -> None:
+    is_the_same_run(tmp_path, EVALUATED_FIRST, ("batch", 3))
+
+
+# --- ended, and not finished ---------------------------------------------------------------------------
+
+ENDED_AT_LAST = """
+def fails(epoch, number):
+    if (epoch, number) == (1, 2) and "FAILS" in os.environ: raise RuntimeError("out of memory")
+try: train()
+finally: accelerator.end_training()
+"""
+LEAVES = """
+def fails(epoch, number):
+    if (epoch, number) == (1, 2) and "FAILS" in os.environ: sys.exit(0)
+train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "told"),
+    [
+        (ENDED_AT_LAST, 1, "RuntimeError was under way, and run"),
+        (ENDED_AT_LAST.replace('raise RuntimeError("out of memory")', "sys.exit(0)"), 0, "middle of a pass"),
+        (LEAVES, 0, "middle of a pass"),
+    ],
+    ids=["an error", "sys.exit in a try", "sys.exit"],
+)
+def test_a_run_that_was_cut_short_is_not_finished(tmp_path: Path, body: str, code: int, told: str) -> None:
+    whole = lives(tmp_path / "whole", body)
+    assert whole[0] == 0
+    first = lives(tmp_path / "cut", body, environ=["FAILS"])
+    assert first[0] == code
+    assert told in first[2]
+    assert "is not marked as finished" in first[2]
+    assert not succeeded(tmp_path / "cut" / "run")
+    second = lives(tmp_path / "cut", body)
+    assert second[0] == 0, second[2]
+    check_stretches(whole[1], [first[1], second[1]])
+    assert succeeded(tmp_path / "cut" / "run")
+
+
+def test_a_drained_run_leaves_with_its_exit_code_through_a_finally(tmp_path: Path) -> None:
+    def terminate() -> None:
+        os.kill(os.getpid(), 15)
+
+    code, _, told = lives(tmp_path / "run", ENDED_AT_LAST, ("batch", 8, terminate))
+    assert code == 75, told
+    assert lives(tmp_path / "run", ENDED_AT_LAST)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "within", "short"),
+    [
+        (None, True, False),
+        (StopIteration(), True, False),
+        (SystemExit(), False, False),
+        (SystemExit(0), True, True),
+        (SystemExit(3), False, True),
+        (KeyboardInterrupt(), False, True),
+    ],
+    ids=["nothing", "StopIteration", "exit", "exit within", "exit 3", "interrupt"],
+)
+def test_what_cuts_a_training_short(error: BaseException | None, within: bool, short: bool) -> None:
+    assert bool(cut_short(error, within=within)) is short
