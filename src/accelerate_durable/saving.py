@@ -232,7 +232,7 @@ class SaveStates:
             place = _given(output_dir)
         found = session.run.world.decide(lambda: making.told(place, lambda: Folder.at(place)).kind.value)
         if Kind(found) not in (Kind.OURS, Kind.PLAIN, Kind.NEWER):
-            self._name(session, place, self._pointer(session))
+            self._name(session, place, self._durable.shown or self._pointer(session))
         return place
 
     # --- what comes after a save --------------------------------------------------------------------

@@ -65,6 +65,14 @@ class ForAdapters:
         """Training goes on: what was held for ``reapply`` is let go."""
         self._back.release()
 
+    def look(self, c: int) -> None:
+        """Put checkpoint ``c`` of this run in place to be read, verified: objects and random streams. The run,
+        its loader and what is held for ``reapply``, which takes it back, are left alone: save nothing
+        meanwhile. Raises as ``visit``, before anything is touched."""
+        _, loaded = self.run.visit(c)
+        self.run.settle()
+        self._back.shown(loaded)
+
     def visit(self, c: int) -> Loaded:
         """Put checkpoint ``c`` of this run in place, verified: objects, loader (its pass under way ends) and
         random streams. The steps up to here are made durable first.

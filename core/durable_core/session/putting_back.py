@@ -44,6 +44,11 @@ class PuttingBack:
             self._unwatch()
             self.watch_pair()
 
+    def shown(self, loaded: Loaded) -> None:
+        """Objects and streams; the loader is left alone, and so is what is held."""
+        capture.restore(self._objects, loaded.state)
+        streams(loaded)
+
     def again(self, *, modes: bool) -> None:
         """Objects and streams once more, if there is something held; the loader is left alone."""
         if self._held is not None:
