@@ -111,6 +111,7 @@ class DurableMixin:
         return self.durable.states.save(output_dir, safe_serialization=safe_serialization, **kwargs)
 
     def load_state(self, input_dir: Any = None, load_kwargs: Any = None, **kwargs: Any) -> None:
+        self.durable.asked = True
         self.durable.states.load(input_dir, load_kwargs=load_kwargs, **kwargs)
 
     # --- ending -------------------------------------------------------------------------------

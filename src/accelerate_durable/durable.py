@@ -8,13 +8,12 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accelerate_durable import another, choosing, gathering, hooks, leaving, spec
+from accelerate_durable import again, another, choosing, gathering, hooks, leaving, spec
 from accelerate_durable.counting import Counting
 from accelerate_durable.options import DurableOptions
 from accelerate_durable.passes import Loop, Pass, check_not_beyond, decide
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     from accelerate_durable.folders import Pointer
     from accelerate_durable.loader import PreparedLoader
     from accelerate_durable.saving import SaveStates
-
-#: Of this process: root -> whose session is open there.
-_open: weakref.WeakValueDictionary[str, Durable] = weakref.WeakValueDictionary()
 
 
 class Durable:
@@ -65,6 +61,8 @@ class Durable:
         self._ran = False  # code of the script's ran since the session was opened
         self._beyond = 0
         self._failed = False
+        self._home = ""  # the root, once the session is open
+        self.asked = False  # by load_state: the script says that it goes on
         self._closed: leaving.How | None = None
 
     @property
@@ -89,9 +87,13 @@ class Durable:
     def add_model(self, called: torch.nn.Module) -> None:
         self._called.append(called)
 
+    @property
+    def is_open(self) -> bool:
+        return self.session is not None and self._closed is None
+
     def check_unopened(self, what: str) -> None:
         """``UsageError`` once training has begun: what comes now is in no checkpoint."""
-        if self.session is not None and self._closed is None:
+        if self.is_open:
             raise UsageError(
                 f"{what} after training has begun: its state is in no checkpoint of this run",
                 hint="prepare and register everything before the first batch, load_state() and save_state()",
@@ -109,9 +111,7 @@ class Durable:
         if self.session is not None:
             return self.session
         root = self.root
-        other = _open.get(root)
-        if other is not None:
-            other.close(leaving.How.TAKEN)
+        again.take(root, asked=self.asked, tells=self.accelerator.is_main_process)
         world = World.torch_distributed()
         self._settle(world)
         state = gathering.state(self.accelerator, self.loop, self.loader)
@@ -137,7 +137,8 @@ class Durable:
         self._residue = state.get("gradients")
         if self._residue is not None:
             self._hooks += self._residue.watch()
-        _open[root] = self
+        again.has(root, self)
+        self._home = root
         atexit.register(self._at_exit, os.getpid())
         return self.session
 
@@ -228,6 +229,15 @@ class Durable:
         if self._ran and session.steps:
             session.reapply(modes=self.loop.at_batch)
         session.release()
+
+    def at_save(self) -> None:
+        """The script calls ``save_state`` while passes yield nothing. Where the run stands at the end of the
+        pass before, that was the call that has saved it: what the script does from here on is done anew."""
+        at = None if self.loader is None else self.loader.cursor
+        here = at is not None and not at.batch and self.loop.last == at.epoch - 1
+        if here and not self.loop.at_batch and self._ran and self.shown is None and self.session is not None:
+            self.session.reapply(modes=False)
+            self._ran = False
 
     @property
     def ended(self) -> bool:
@@ -379,7 +389,7 @@ class Durable:
 
     @property
     def _within_pass(self) -> bool:
-        """A pass that trains was begun, and not all of it has been handed out, though there is more to train."""
+        """A pass that trains was left before all of it was handed out, though there is more to train."""
         loader = self._trains
         return self.loop.training and loader is not None and not (loader.end_of_dataloader or self.ended)
 
@@ -391,11 +401,14 @@ class Durable:
         atexit.unregister(self._at_exit)
         while self._hooks:
             self._hooks.pop().remove()
+        if self.session.steps != (self.session.restored or (0, 0))[1]:
+            freed = how is leaving.How.FREED
+            again.left(self._home, self.session.steps, within=self._within_pass and not freed)
         self.session.close(timeout)
 
     def reset(self) -> None:
         """What is prepared from now on is another training (``free_memory``)."""
-        self.close(leaving.How.FINISHED)
+        self.close(leaving.How.FREED)
         self._forget()
 
     def _at_exit(self, process: int) -> None:

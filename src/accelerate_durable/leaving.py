@@ -21,6 +21,7 @@ class How(enum.Enum):
 
     FINISHED = "the training is over"
     CUT_SHORT = "something has gone wrong, or the script leaves in the middle of a pass"
+    FREED = "what is prepared from now on is another training"
     TAKEN = "another accelerator of this process has the run"
 
 

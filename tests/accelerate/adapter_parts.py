@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+
+from accelerate_durable import again
+from accelerate_durable.leaving import How
 
 SAMPLES = 22
 
@@ -29,6 +33,14 @@ def forget_accelerate() -> None:
     AcceleratorState._reset_state()
     GradientState._reset_state()
     PartialState._reset_state()
+
+
+def as_in_a_new_process(root: Path) -> None:
+    """Of what this process has trained at ``root``, it knows nothing any more."""
+    before = again._open.get(str(root))
+    if before is not None:
+        before.close(How.TAKEN)
+    again._left.pop(str(root), None)
 
 
 def training(accelerator: Any, loader: Any, width: int = 1) -> tuple[Any, Any, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import ProjectConfiguration, set_seed
+from adapter_parts import as_in_a_new_process
 from torch.utils.data import DataLoader, TensorDataset
 
 from accelerate_durable import Accelerator
@@ -96,6 +97,7 @@ def begin(
     seed: int = 3, each_node: bool = False, durable: bool = True,
 ) -> Training:  # fmt: skip
     """As a process that has just been started. ``durable=False``: under plain Accelerate."""
+    as_in_a_new_process(home / root)
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
     set_seed(seed)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import DataLoaderConfiguration
-from adapter_parts import SAMPLES, Numbers, forget_accelerate, step, training
+from adapter_parts import SAMPLES, Numbers, as_in_a_new_process, forget_accelerate, step, training
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -209,6 +209,7 @@ def test_modules_train_where_the_script_says_so(where: str, tmp_path: Path) -> N
     """A checkpoint that was taken after an evaluation is not trained on in evaluation mode."""
 
     def life(epochs: int) -> list[bool]:
+        as_in_a_new_process(tmp_path / "run")
         accelerator = Accelerator(
             cpu=True, durable=DurableOptions(root=tmp_path / "run", every_n_steps=1, backlog="delay")
         )

@@ -1,4 +1,4 @@
-"""What runs must not do: end as finished when they are not, go on as another's, count what was only looked at."""
+"""What runs must not do: end as finished when they are not, go on as another's, count what was looked at."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+import training_parts
 from accelerate_lives import at_line, lines, sound, watch_sessions
 from adapter_parts import forget_accelerate, shuffled, step, training
-from torch import nn
 from zero_code_runs import Interpreter, script
 
-import training_parts
 from accelerate_durable import Accelerator
 from accelerate_durable.__main__ import main
 from accelerate_durable.leaving import cut_short
 from durable_core.engine.inspect import open_run
+from durable_core.errors import UsageError
 from tests.lives import check_stretches, life
 
 #: Three epochs of five batches, of which a mode says in which style; each batch is a line of the log.
@@ -76,7 +75,7 @@ def lives(home: Path, body: str, kill: Any = None, environ: Sequence[str] = ()) 
 
     def action() -> None:
         os.chdir(home)
-        os.environ.update({name: "1" for name in environ})
+        os.environ.update(dict.fromkeys(environ, "1"))
         os.environ.update(ACCELERATE_DURABLE_EVERY_N_STEPS="2", ACCELERATE_DURABLE_BACKLOG="delay")
         os.environ.update(ACCELERATE_DURABLE_ROOT=str(home / "run"))
         training_parts.strike = None if kill is None else at_line(*kill)
@@ -182,3 +181,52 @@ def test_a_drained_run_leaves_with_its_exit_code_through_a_finally(tmp_path: Pat
 )
 def test_what_cuts_a_training_short(error: BaseException | None, within: bool, short: bool) -> None:
     assert bool(cut_short(error, within=within)) is short
+
+
+# --- a second training in one process -------------------------------------------------------------------
+
+
+def an_epoch(accelerator: Any, batches: int = 99) -> Any:
+    model, optimizer, loader = training(accelerator, shuffled())
+    for _, batch in zip(range(batches), loader, strict=False):
+        step(accelerator, model, optimizer, batch)
+    return model, optimizer, loader
+
+
+@pytest.mark.parametrize("freed", [True, False], ids=["free_memory", "another accelerator"])
+def test_a_second_training_does_not_go_on_with_the_first(tmp_path: Path, freed: bool) -> None:
+    first = Accelerator(cpu=True, durable=tmp_path / "run")
+    objects = an_epoch(first)
+    second = first
+    if freed:
+        first.free_memory(*objects)
+    else:
+        second = Accelerator(cpu=True, durable=tmp_path / "run")
+    with pytest.raises(UsageError, match="this process has trained the run at") as caught:
+        an_epoch(second)
+    assert "a root of its own" in caught.value.hint
+    third = Accelerator(cpu=True, durable=tmp_path / "another")
+    an_epoch(third)
+    third.end_training()
+    assert third.durable.steps == 6
+
+
+def test_a_second_one_goes_on_when_it_says_so(tmp_path: Path) -> None:
+    first = Accelerator(cpu=True, durable=tmp_path / "run", project_dir=str(tmp_path))
+    objects = an_epoch(first)
+    first.save_state(tmp_path / "saved")
+    first.free_memory(*objects)
+    model, optimizer, loader = training(first, shuffled())
+    first.load_state(tmp_path / "saved")
+    for batch in loader:
+        step(first, model, optimizer, batch)
+    first.end_training()
+    assert first.durable.steps == 12
+
+
+def test_a_cell_that_was_interrupted_and_is_run_again_goes_on(tmp_path: Path) -> None:
+    an_epoch(Accelerator(cpu=True, durable=tmp_path / "run"), batches=3)
+    again = Accelerator(cpu=True, durable=tmp_path / "run")
+    with pytest.warns(UserWarning, match="goes on with it. Another training needs a root"):
+        an_epoch(again)
+    again.end_training()
