@@ -49,7 +49,7 @@ class Loop:
     """Where the script's loop stands: a state object of the run.
 
     ``first``: the epoch of this process's first pass; ``begun``: passes of this process so far; ``training``:
-    one of them has trained. ``epoch``: of the last one that did. ``offset``: what the script calls an epoch,
+    one of them has trained. ``last``: the epoch of the last one; ``epoch``: of the last one that trained. ``offset``: what the script calls an epoch,
     by ``set_epoch``, less what the data calls it; ``None`` where it has not said anything. ``origin``: the
     directory that ``load_state`` began the run with; empty: none. ``by_hand``: the script says where its
     boundaries are, and so it is in every later process from its first step on. ``window``: batches of the
@@ -62,6 +62,7 @@ class Loop:
         self.first = 0
         self.begun = 0
         self.training = False
+        self.last: int | None = None
         self.epoch = 0
         self.offset: int | None = None
         self.origin = ""
@@ -82,7 +83,7 @@ class Loop:
 
     def begin(self, verdict: Pass, epoch: int) -> None:
         """A pass has begun, and it is of ``epoch``."""
-        self.begun += 1
+        self.begun, self.last = self.begun + 1, epoch
         if verdict is Pass.TRAINS:
             self.training, self.epoch = True, epoch
             if self._told is not None:

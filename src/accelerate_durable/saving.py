@@ -233,6 +233,7 @@ class SaveStates:
         found = session.run.world.decide(lambda: making.told(place, lambda: Folder.at(place)).kind.value)
         if Kind(found) not in (Kind.OURS, Kind.PLAIN, Kind.NEWER):
             self._name(session, place, self._durable.shown or self._pointer(session))
+        self._durable.at_save()
         return place
 
     # --- what comes after a save --------------------------------------------------------------------

@@ -14,7 +14,7 @@ from accelerate.utils import ProjectConfiguration, set_seed
 from adapter_parts import as_in_a_new_process
 from torch.utils.data import DataLoader, TensorDataset
 
-from accelerate_durable import Accelerator
+from accelerate_durable import Accelerator, again
 from accelerate_durable.durable import Durable
 from accelerate_durable.folders import POINTER
 from durable_core.engine.inspect import Reader, open_run
@@ -98,6 +98,7 @@ def begin(
 ) -> Training:  # fmt: skip
     """As a process that has just been started. ``durable=False``: under plain Accelerate."""
     as_in_a_new_process(home / root)
+    again._left.clear()  # of a process before this one
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
     set_seed(seed)

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from states import begin, end_all, run
+import torch
+from states import Training, begin, end_all, run
 
 EPOCHS = 3
 
@@ -66,3 +67,51 @@ def test_what_was_put_in_place_to_be_read_is_taken_back_where_training_goes_on(t
         assert again.counts.epochs == 1
     assert again.epoch() == losses[-1]
     assert again.weights() == whole.weights()
+
+
+# --- between save_state and the next batch ------------------------------------------------------------------
+
+
+def halve(training: Training, _: int) -> None:
+    for group in training.optimizer.param_groups:
+        group["lr"] *= 0.5
+
+
+def adjust(training: Training, epoch: int) -> None:
+    for group in training.optimizer.param_groups:
+        group["lr"] = 0.01 / (2 + epoch)
+        group["weight_decay"] = 0.1 * epoch
+
+
+def shrink(training: Training, _: int) -> None:
+    with torch.no_grad():
+        training.model[0].weight.mul_(0.9)
+
+
+def draw(training: Training, _: int) -> None:
+    torch.rand(3)
+    training.counts.epochs += 10
+    training.scheduler.step()
+
+
+def train(home: Path, change: Callable[[Training, int], None], stops: int | None = None) -> Any:
+    """``change`` comes after ``save_state``. ``stops``: killed right after that of this epoch."""
+    training = begin(home, naming=False)
+    for epoch in range(4):
+        losses = training.epoch()
+        training.accelerator.save_state(home / "out" / str(epoch))
+        if epoch == stops:
+            training.stop()
+            return None
+        change(training, epoch)
+    return losses, training.everything()
+
+
+@pytest.mark.parametrize("stops", [0, 2])
+@pytest.mark.parametrize("change", [halve, adjust, shrink, draw], ids=lambda change: change.__name__)
+def test_what_the_script_does_after_save_state_is_done_anew(
+    tmp_path: Path, change: Callable[[Training, int], None], stops: int
+) -> None:
+    expected = train(tmp_path / "whole", change)
+    train(tmp_path / "parts", change, stops)
+    assert train(tmp_path / "parts", change) == expected
