@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accelerate_durable import swap  # noqa: F401  # what every life imports, once
+import torch._dynamo  # noqa: F401  # what every life imports, once: an optimizer does
+
+from accelerate_durable import swap  # noqa: F401  # same
 from accelerate_durable.__main__ import main
 from durable_core.engine.audit import audit
 from durable_core.engine.inspect import Reader, open_run

@@ -7,7 +7,6 @@ life equal those of one uninterrupted run, and that is the same for all numbers 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from accelerate_lives import SCRIPTS, Case, Kill, References, at_line, case, lines, run_life, sound, survives
 from accelerate_lives import trained as of_training
 
+from tests.launch.torchrun_runs import cleaned
 from tests.lives import check_stretches, life
 
 MID_EPOCH: list[Kill] = [("batch", 28)]
@@ -120,28 +120,22 @@ def test_a_stream_shared_by_two(references: References, tmp_path: Path) -> None:
     survives(references, tmp_path, subject, [("batch", 7), ("batch", 3), ("batch", 4)], world=2)
 
 
-def test_torchrun_restarts_the_ranks(references: References, tmp_path: Path) -> None:
-    """Nobody starts anything by hand: the launcher does, once, and the run goes on."""
+def test_a_launcher_restarts_the_ranks(references: References, tmp_path: Path) -> None:
+    """Nobody starts anything by hand. With our rendezvous: torchrun's own may give the new ranks the addresses
+    of those that died."""
     subject, flag = case(TWO), tmp_path / "killed"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = [str(SCRIPTS / "never_checkpoints.py"), "--log", str(tmp_path / "log"), *subject.arguments]
-    command = [*launcher, "--max-restarts=1", "-m", "accelerate_durable", "--", *script]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "durable"]
+    launcher += ["--rdzv-endpoint", "localhost:0", "--nproc-per-node", "2", "--max-restarts", "1"]
+    script = ["-m", "accelerate_durable", "--", str(SCRIPTS / "never_checkpoints.py")]
+    script += ["--log", str(tmp_path / "log"), "--weights", str(tmp_path / "weights"), *subject.arguments]
     told = {"ACCELERATE_DURABLE_ROOT": str(tmp_path / "run"), "TRAINING_KILL": f"1:batch:18:{flag}"}
-    process = subprocess.Popen(
-        [*command, "--weights", str(tmp_path / "weights")],
-        env={**os.environ, **subject.environ, **told, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=240)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    assert process.returncode == 0, said[-3000:]
+    with cleaned(tmp_path):
+        done = subprocess.run(
+            [*launcher, *script],
+            env={**os.environ, **subject.environ, **told, "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=240, start_new_session=True,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
     assert flag.exists()
     for rank, expected in enumerate(references.of(subject, 2)):
         found = lines(tmp_path, "log", rank)
