@@ -16,7 +16,7 @@ import torch
 from accelerate_durable import again, another, choosing, gathering, hooks, leaving, spec
 from accelerate_durable.counting import Counting
 from accelerate_durable.options import DurableOptions
-from accelerate_durable.passes import Loop, Pass, check_not_beyond, decide
+from accelerate_durable.passes import READ_ONLY, Loop, Pass, check_not_beyond, decide
 from accelerate_durable.residue import Residue
 from accelerate_durable.strays import Strays
 from durable_core.data import DurableLoader
@@ -59,6 +59,10 @@ class Durable:
         self._loss: torch.Tensor | None = None
         self._skipped = False
         self._ran = False  # code of the script's ran since the session was opened
+        self._since: int | None = None  # the step at which the pass that trains began; None: it was read out
+        self._told_untrained = False
+        self._stepped = False  # this process has trained
+        self._at_batch = False  # where what was restored was taken
         self._beyond = 0
         self._failed = False
         self._home = ""  # the root, once the session is open
@@ -130,7 +134,7 @@ class Durable:
             )
         if self.session.restored is not None and not self.loop.at_batch:
             modes.put_back()  # the script's model.train() comes after where this checkpoint was taken
-        self._ran = True
+        self._ran, self._at_batch = True, self.loop.at_batch
         hooks.watch_skipped(self.accelerator, self._note_skipped)
         for optimizer in hooks.optimizers(self.accelerator):
             self._hooks.append(optimizer.register_step_pre_hook(self._before_update))
@@ -201,12 +205,19 @@ class Durable:
         if self.shown is not None and not self.ended:
             session.reapply(modes=False)
             self.shown = None
+        looked = self._untrained
+        if looked:
+            self.loop.looked(stepped=self._stepped)
+            self._ran, self._since = True, None
         epoch, under_way = self.loop.next_epoch(), loader.cursor.epoch
-        verdict = decide(epoch=epoch, under_way=under_way, training=self.loop.training, ended=self.ended)
+        verdict = decide(
+            epoch=epoch, under_way=under_way, training=self.loop.training, ended=self.ended,
+            look=self.loop.look,
+        )  # fmt: skip
         assert self._trains is not None
         choosing.check_even(self._even, hooks.even_batches(self._trains, self.accelerator.even_batches))
         whole = self._trains.end_of_dataloader and (self._due or not loader.outstanding)
-        self._counting.next_pass(whole=whole)
+        self._counting.next_pass(whole=whole or looked)
         if verdict is not Pass.TRAINS:
             self._ran = True
             self._beyond += verdict is Pass.ENDED
@@ -222,13 +233,25 @@ class Durable:
     def entered(self, epoch: int) -> None:
         """The pass that trains is of ``epoch``."""
         self.loop.begin(Pass.TRAINS, epoch)
+        self._since = self.steps + self._due  # the boundary of the step before is to come
+
+    @property
+    def _untrained(self) -> bool:
+        """Since the last pass that trains began, and was not read to its end, no optimizer has stepped."""
+        return self._since == self.steps and not self._due
+
+    def read_out(self) -> None:
+        """The pass that trains has come to its end."""
+        if self._untrained and not self._told_untrained and self.accelerator.is_main_process:
+            notices.say(READ_ONLY)
+            self._told_untrained = True
+        self._since = None
 
     def _go_on(self, session: DurableSession) -> None:
         """What the script computed since the run was opened, for epochs long done, is undone. A run of which
         nothing was trained has no such epochs: there it is what the first start computed as well."""
         if self._ran and session.steps:
-            session.reapply(modes=self.loop.at_batch)
-        session.release()
+            session.reapply(modes=self._at_batch)
 
     def at_save(self) -> None:
         """The script calls ``save_state`` while passes yield nothing. Where the run stands at the end of the
@@ -287,6 +310,8 @@ class Durable:
         if session is None or self.epochs_over or not self._due:
             return False
         self._skipped = False
+        self._stepped = True
+        session.release()  # it does go on from there
         if self._residue is not None:
             self._residue.boundary()
         if self.loader is not None:

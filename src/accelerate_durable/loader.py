@@ -74,6 +74,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]  # it has no t
             while self.end_of_dataloader or not durable.before_batch():
                 batch = next(batches, _END)
                 if batch is _END:
+                    durable.read_out()
                     break
                 self.end_of_dataloader = not loader.more()
                 if self.end_of_dataloader:

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 #: Passes in a row, beyond the end of a run, after which a script is told that none will yield anything.
 BEYOND = 10_000
+#: What is told of a pass that was read to its end, with gradients on, and in which no optimizer stepped.
+READ_ONLY = (
+    "a pass over the loader that trains was read to its end, and no optimizer has stepped in it: it counts "
+    "as an epoch, and a restart does not read it again. Read what is not trained on under torch.no_grad()"
+)
 
 
 class Pass(enum.Enum):
@@ -27,12 +32,13 @@ class Pass(enum.Enum):
     ENDED = "the run has ended"
 
 
-def decide(*, epoch: int, under_way: int, training: bool, ended: bool) -> Pass:
+def decide(*, epoch: int, under_way: int, training: bool, ended: bool, look: bool = False) -> Pass:
     """``epoch``: of the pass; ``under_way``: that of the data position. ``training``: a pass of this process
-    has trained, and from then on the data counts the epochs itself."""
+    has trained, and from then on the data counts the epochs itself. ``look``: in a life before, this one was
+    left before any step, and is no epoch."""
     if ended:
         return Pass.ENDED
-    return Pass.OVER if not training and epoch < under_way else Pass.TRAINS
+    return Pass.OVER if epoch < under_way and not (training or look) else Pass.TRAINS
 
 
 def check_not_beyond(passes: int, steps: int) -> None:
@@ -54,7 +60,8 @@ class Loop:
     directory that ``load_state`` began the run with; empty: none. ``by_hand``: the script says where its
     boundaries are, and so it is in every later process from its first step on. ``window``: batches of the
     last step. ``at_batch``: the boundary is one before a batch, where modules train or not as they do there;
-    elsewhere the script has its say in between.
+    elsewhere the script has its say in between. ``looks``: which passes of a process, counted from 0, were
+    left before any optimizer step: they are no epochs.
     """
 
     def __init__(self, accelerator: accelerate.Accelerator) -> None:
@@ -69,7 +76,10 @@ class Loop:
         self.by_hand = False
         self.window = 0
         self.at_batch = False
+        self.looks: list[int] = []
+        self._looks = 0  # of this process
         self._told: int | None = None
+        self._told_last: int | None = None
 
     def tell(self, epoch: int) -> None:
         """The script's own number of the pass to come, and so of every one after it."""
@@ -79,7 +89,23 @@ class Loop:
         """The epoch that the pass to come is, as far as this process can know."""
         if self._told is not None:
             return self._told - (self.offset or 0)
-        return self.first + self.begun
+        return self.first + self.begun - self._looks
+
+    @property
+    def look(self) -> bool:
+        """Whether the pass to come is one that was no epoch in a life before."""
+        return self.begun in self.looks
+
+    def looked(self, *, stepped: bool) -> None:
+        """The last pass was left before any step. ``stepped``: but one of this process has trained.
+
+        If what was restored knows of it, training has not come to its place yet. Else the place is behind it.
+        """
+        self._looks += 1
+        self.training = stepped or self.begun - 1 not in self.looks
+        self.looks = sorted({*self.looks, self.begun - 1})
+        if self._told is None:
+            self._told = self._told_last
 
     def begin(self, verdict: Pass, epoch: int) -> None:
         """A pass has begun, and it is of ``epoch``."""
@@ -88,7 +114,7 @@ class Loop:
             self.training, self.epoch = True, epoch
             if self._told is not None:
                 self.offset = self._told - epoch
-        self._told = None
+        self._told, self._told_last = None, self._told
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -98,6 +124,7 @@ class Loop:
             "by_hand": self.by_hand,
             "window": self.window,
             "at_batch": self.at_batch,
+            "looks": self.looks,
             "step": self._accelerator.step,
             "iteration": self._accelerator.project_configuration.iteration,
         }
@@ -106,5 +133,6 @@ class Loop:
         self.epoch, self.offset, self.origin = state["epoch"], state["offset"], state["origin"]
         self.by_hand, self.window = self.by_hand or state["by_hand"], state["window"]
         self.at_batch = state["at_batch"]
+        self.looks = sorted({*self.looks, *state.get("looks", ())})
         self._accelerator.step = state["step"]
         self._accelerator.project_configuration.iteration = state["iteration"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import training_parts
 from accelerate_lives import at_line, lines, sound, watch_sessions
 from adapter_parts import forget_accelerate, shuffled, step, training
@@ -230,3 +232,35 @@ def test_a_cell_that_was_interrupted_and_is_run_again_goes_on(tmp_path: Path) ->
     with pytest.warns(UserWarning, match="goes on with it. Another training needs a root"):
         an_epoch(again)
     again.end_training()
+
+
+# --- passes that train nothing ----------------------------------------------------------------------------
+
+LOOKS = "next(iter(loader))\ntrain()"
+LOOKS_EACH_TIME = LOOKS.replace(
+    "\n",
+    """
+def train():
+    for _ in range(3):
+        model(next(iter(loader))[1])
+        for batch in loader: step(batch)
+""",
+)
+
+
+@pytest.mark.parametrize("body", [LOOKS, LOOKS_EACH_TIME], ids=["once", "each time"])
+@pytest.mark.parametrize("number", [3, 8, 11])
+def test_a_look_at_the_first_batch_is_no_epoch(tmp_path: Path, body: str, number: int) -> None:
+    assert "its count has begun anew" not in is_the_same_run(tmp_path, body, ("batch", number))
+
+
+@pytest.mark.parametrize("graded", [True, False])
+def test_a_pass_that_is_only_read_is_told_once(tmp_path: Path, graded: bool) -> None:
+    accelerator = Accelerator(cpu=True, durable=tmp_path / "run")
+    loader = training(accelerator, shuffled())[2]
+    with warnings.catch_warnings(record=True) as caught, torch.set_grad_enabled(graded):
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert len(list(loader)) == 6
+    assert sum("under torch.no_grad()" in str(each.message) for each in caught) == graded
+    accelerator.durable.reset()
