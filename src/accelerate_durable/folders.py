@@ -27,6 +27,7 @@ FORMAT = 1
 _PLAIN = re.compile(r"(model|pytorch_model|optimizer|scheduler|random_states_|custom_checkpoint_).*")
 _NUMBERED = re.compile(r"checkpoint_([0-9]+)")
 _RETIRED = re.compile(r"\.(.+)\.retired")
+_PARTIAL = re.compile(r"\.(.+)\.[0-9]+\.partial")
 _MAX_BYTES = 1 << 16
 
 
@@ -245,6 +246,22 @@ def retired_name(name: str) -> str:
 
 def is_retired(name: str) -> bool:
     return _RETIRED.fullmatch(name) is not None
+
+
+def partial_name(name: str, generation: int) -> str:
+    """Of what becomes ``name``. A process of another generation, which may be a dead one, has its own."""
+    return f".{name}.{generation}.partial"
+
+
+def whole_name(name: str) -> str | None:
+    """What a directory of that name was to become; ``None``: it is no partial one."""
+    match = _PARTIAL.fullmatch(name)
+    return None if match is None else match[1]
+
+
+def is_hidden(name: str) -> bool:
+    """What names a checkpoint no more, or not yet."""
+    return is_retired(name) or whole_name(name) is not None
 
 
 # --- pins -------------------------------------------------------------------------------------------------

@@ -39,22 +39,27 @@ def told(place: Path, action: Callable[[], T]) -> T:
         raise TierError(what) from error
 
 
-def partial_of(place: Path) -> Path:
-    return place.with_name(f".{place.name}.partial")
+def partial_of(place: Path, generation: int) -> Path:
+    return place.with_name(folders.partial_name(place.name, generation))
 
 
-def begin(place: Path) -> Path:
-    """An empty directory beside ``place``, for what belongs into it."""
-    partial = partial_of(place)
-    if partial.exists():  # of a save that was killed
-        shutil.rmtree(partial)
+def begin(place: Path, pointer: Pointer, generation: int) -> Path:
+    """A directory beside ``place``, for what belongs into it; it says already what is about to be pinned.
+
+    That of a save that was killed is removed, and of a process that should be dead: it cannot complete it.
+    """
+    for name in names(place.parent):
+        if folders.whole_name(name) == place.name:
+            shutil.rmtree(place.with_name(name))
+    partial = partial_of(place, generation)
     partial.mkdir(parents=True)
+    pointer.write(partial)
     return partial
 
 
-def complete(place: Path, pointer: Pointer) -> None:
+def complete(place: Path, pointer: Pointer, generation: int) -> None:
     """``place`` holds what is in its partial directory, and the pointer; files of others in it stay."""
-    partial = partial_of(place)
+    partial = partial_of(place, generation)
     pointer.write(partial)
     _sync_tree(partial)
     if not place.exists():
@@ -113,12 +118,12 @@ def sweep(parent: Path) -> None:
     for folder in retired(parent):
         shutil.rmtree(folder)
     for name in names(parent):
-        if folders.number_of(name.removeprefix(".").removesuffix(".partial")) is not None and name[0] == ".":
+        if folders.number_of(folders.whole_name(name) or "") is not None:
             shutil.rmtree(parent / name)
 
 
 def pointers(parent: Path, *, gone: bool = False) -> dict[str, Pointer]:
-    """Of the directories in ``parent``: of those in sight, or (``gone``) of those that no longer are."""
-    wanted = (name for name in names(parent) if folders.is_retired(name) is gone)
+    """Of the directories in ``parent``: of those in sight, or (``gone``) of those that are not."""
+    wanted = (name for name in names(parent) if folders.is_hidden(name) is gone)
     found = (folders.Folder.at(parent / name) for name in wanted)
     return {folder.path: folder.pointer for folder in found if folder.pointer is not None}

@@ -3,11 +3,12 @@
 In this order, so that a kill between any two of them costs nothing that was told to be there:
 
 1. the checkpoint is committed;
-2. it is pinned in the journal: what a directory names is never collected;
-3. the directory is there, whole;
-4. what ``total_limit`` no longer wants is out of sight;
-5. checkpoints that no directory names any more are unpinned;
-6. the old directories are removed.
+2. a hidden directory says so, and the script's hooks write into it;
+3. the checkpoint is pinned in the journal: what a directory names is never collected;
+4. the directory is there, whole;
+5. what ``total_limit`` no longer wants is out of sight;
+6. checkpoints that no directory names any more are unpinned;
+7. the old directories are removed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from accelerate_durable import folders, hooks, loading, making
 from accelerate_durable.exits import FencedExit
 from accelerate_durable.folders import Folder, FolderError, Kind, Pointer
 from durable_core.engine.roots import named
-from durable_core.errors import CommitAborted, FencedError, UsageError
+from durable_core.errors import CommitAborted, FencedError, TierError, UsageError
 from durable_core.format import canonical, digests
 from durable_core.session import notices
 from durable_core.session.plain import DurableSession
@@ -140,29 +141,47 @@ class SaveStates:
     def _name(self, session: DurableSession, asked: Path, pointer: Pointer) -> None:
         """``asked`` names the checkpoint, which is pinned; older ones are let go of."""
         place = asked.resolve()
-        if not session.run.completed:
-            session.pin(pointer.c)
+        self._look_around(session, place.parent)
         self._make(session, place, pointer)
-        if place.parent not in self._parents:
-            self._parents.append(place.parent)
         if not session.run.completed:
             self._let_go(session, place)
 
+    def _look_around(self, session: DurableSession, parent: Path) -> None:
+        """What directories name before this process changes them: pins of an earlier one may become idle."""
+
+        def look() -> None:
+            self._naming |= making.pointers(parent) | making.pointers(parent, gone=True)
+
+        if parent not in self._parents:
+            self._parents.append(parent)
+            session.run.world.decide(lambda: making.told(parent, look))
+
     def _make(self, session: DurableSession, place: Path, pointer: Pointer) -> None:
         """Hooks run on every rank, as under accelerate; one of them, or of each node, makes the directory."""
-        together, makes = session.run.world.together, self._makes
-        together(lambda: making.told(place, lambda: making.begin(place)) if makes else None)
-        self._run_hooks(place)
-        together(lambda: making.told(place, lambda: making.complete(place, pointer)) if makes else None)
-        if not makes and self._durable.accelerator.is_local_main_process:
-            shutil.rmtree(making.partial_of(place), ignore_errors=True)  # of a node whose disk is its own
+        together, makes, number = session.run.world.together, self._makes, session.run.generation
+        together(lambda: making.told(place, lambda: making.begin(place, pointer, number)) if makes else None)
+        self._run_hooks(making.partial_of(place, number))
+        self._pin(session, pointer)
+        try:
+            together(
+                lambda: making.told(place, lambda: making.complete(place, pointer, number)) if makes else None
+            )
+        except TierError:
+            self._pin(session, pointer)  # who owns the run now may have removed what was to become it
+            raise
+        if not makes and self._durable.accelerator.is_local_main_process:  # of a node whose disk is its own
+            shutil.rmtree(making.partial_of(place, number), ignore_errors=True)
 
-    def _run_hooks(self, place: Path) -> None:
+    def _pin(self, session: DurableSession, pointer: Pointer) -> None:
+        """Raises ``Fenced`` when another process owns the run."""
+        if not session.run.completed:
+            session.pin(pointer.c)
+
+    def _run_hooks(self, partial: Path) -> None:
         accelerator = self._durable.accelerator
         found = hooks.save_hooks(accelerator)
         if not found:
             return
-        partial = making.partial_of(place)
         partial.mkdir(parents=True, exist_ok=True)
         models = hooks.models(accelerator)
         weights = [accelerator.get_state_dict(model, unwrap=False) for model in models]

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from states import Training, begin, end_all, run
+from states import Training, begin, end_all, named, pinned, pointer, run
+
+from accelerate_durable import making, saving
+from tests.lives import ended, kill_self, life, start
 
 EPOCHS = 3
 
@@ -115,3 +120,62 @@ def test_what_the_script_does_after_save_state_is_done_anew(
     expected = train(tmp_path / "whole", change)
     train(tmp_path / "parts", change, stops)
     assert train(tmp_path / "parts", change) == expected
+
+
+# --- what dead processes leave, and those that should be dead ----------------------------------------------
+
+
+def into_one(home: Path, kill: Callable[[int], None] = lambda epoch: None, epochs: int = 5) -> None:
+    """A script that saves to one place."""
+    training = begin(home, naming=False)
+    for epoch in range(epochs):
+        training.epoch()
+        kill(epoch)
+        training.accelerator.save_state(home / "out" / "last")
+    training.accelerator.end_training()
+
+
+@pytest.mark.parametrize("effect", ["begin", "complete", "mark"])
+def test_pins_of_dead_processes_are_let_go(tmp_path: Path, effect: str) -> None:
+    """Killed while the second directory is made in a life; the one before has left its own pin."""
+
+    def dies(at: int) -> Callable[[int], None]:
+        def kill(epoch: int) -> None:
+            if epoch == at:
+                owner = saving.Since if effect == "mark" else making
+                setattr(owner, effect, lambda *_: kill_self())
+
+        return kill
+
+    for at in (1, 3):
+        assert life(tmp_path, lambda at=at: into_one(tmp_path, dies(at))) == -9  # type: ignore[misc]
+    assert life(tmp_path, lambda: into_one(tmp_path)) == 0, (tmp_path / "output").read_text()
+    assert pinned(tmp_path) == named(tmp_path / "out")
+    assert [entry.name for entry in (tmp_path / "out").iterdir()] == ["last"]
+
+
+def test_a_process_that_should_be_dead_leaves_the_directory_to_its_heir(tmp_path: Path) -> None:
+    """Stopped right before its directory takes its place, it goes on when the run is another's."""
+
+    def stops(epoch: int) -> None:
+        real = making.complete
+
+        def stopped(*args: Any) -> None:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            real(*args)
+
+        making.complete = stopped if epoch == 1 else real
+
+    os.environ["DURABLE_TAKEOVER"] = "1"
+    zombie = start(tmp_path, lambda: into_one(tmp_path, stops))
+    try:
+        assert os.WIFSTOPPED(os.waitpid(zombie, os.WUNTRACED)[1])
+        assert life(tmp_path, lambda: into_one(tmp_path, epochs=4)) == 0
+        heirs = pointer(tmp_path / "out" / "last")
+    finally:
+        os.environ.pop("DURABLE_TAKEOVER")
+        os.kill(zombie, signal.SIGCONT)
+        code = ended(zombie)
+    assert code == 76, (tmp_path / "output").read_text()
+    assert pointer(tmp_path / "out" / "last") == heirs
+    assert [entry.name for entry in (tmp_path / "out").iterdir()] == ["last"]

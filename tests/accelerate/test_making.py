@@ -32,10 +32,10 @@ def tree(top: Path) -> dict[str, str]:
 
 
 def make(place: Path, pointer: Pointer = AT, **files: str) -> None:
-    partial = making.begin(place)
+    partial = making.begin(place, pointer, 1)
     for name, text in files.items():
         write(partial / name, text)
-    making.complete(place, pointer)
+    making.complete(place, pointer, 1)
 
 
 def test_a_new_directory_holds_what_hooks_wrote_and_the_pointer(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_one_that_is_there_keeps_what_others_put_into_it(tmp_path: Path) -> None
 
 def test_what_a_killed_save_left_behind_is_not_mixed_in(tmp_path: Path) -> None:
     place = tmp_path / "d"
-    write(making.begin(place) / "stale", "1")
+    write(making.begin(place, AT, 1) / "stale", "1")
     assert Folder.at(place).kind is Kind.MISSING
     make(place, fresh="2")
     assert tree(place) == {"fresh": "2"}
@@ -150,6 +150,6 @@ def test_trouble_with_the_disk_names_the_directory(number: int, kind: type[TierE
 
 def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
     (tmp_path / "d").write_text("")
-    making.begin(tmp_path / "d")
+    making.begin(tmp_path / "d", AT, 1)
     with pytest.raises(TierError, match="cannot write"):
-        making.told(tmp_path / "d", lambda: making.complete(tmp_path / "d", AT))
+        making.told(tmp_path / "d", lambda: making.complete(tmp_path / "d", AT, 1))

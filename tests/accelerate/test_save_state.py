@@ -100,7 +100,7 @@ def test_the_oldest_go_when_the_newest_is_in_place(tmp_path: Path, monkeypatch: 
         training.epoch()
         training.accelerator.save_state()
     assert seen[2:] == [
-        ("complete", ["checkpoint_0", ".checkpoint_1.partial"]),
+        ("complete", ["checkpoint_0", ".checkpoint_1.1.partial"]),
         ("retire", ["checkpoint_0", "checkpoint_1"]),
         ("unpin", ["checkpoint_1", ".checkpoint_0.retired"]),
     ]
@@ -144,9 +144,9 @@ def test_stray_files_are_nobody_s_business(tmp_path: Path) -> None:
 #: The instants within the third save_state, in their order: the first time that this is called.
 EFFECTS: dict[str, tuple[Any, str]] = {
     "before the commit": (DurableSession, "save"),
-    "committed": (DurableSession, "pin"),
-    "pinned": (making, "begin"),
-    "partial": (making, "complete"),
+    "committed": (making, "begin"),
+    "partial": (DurableSession, "pin"),
+    "pinned": (making, "complete"),
     "in place": (making, "retire"),
     "old one hidden": (DurableSession, "unpin"),
     "unpinned": (making, "sweep"),

@@ -14,6 +14,7 @@ from typing import Any
 from durable_core import events
 from durable_core.clock import Clock
 from durable_core.commit import ending, marks
+from durable_core.commit.fence import token_error
 from durable_core.commit.journal import AppendInDoubt, View, settle
 from durable_core.commit.landed import landed
 from durable_core.commit.request import SaveAborted, SaveOutcome, SaveRequest
@@ -176,12 +177,17 @@ class Committer:
         )
 
     def pin(self, c: int, *, pinned: bool) -> None:
-        """Waits for it. Raises as ``marks.pin``."""
+        """Waits for it. Raises as ``marks.pin``, and ``Fenced`` also where that is so already."""
         failures: list[DurableError] = []
-        work = self._keeping_doubt(
-            lambda view: self._performer.run(marks.pin(view, c, self._token.launch_id, pinned=pinned))
-        )
-        self.writer.submit(Job("pin", work, failures.append))
+
+        def work(view: View) -> View:
+            view = self._performer.run(marks.pin(view, c, self._token.launch_id, pinned=pinned))
+            stale = token_error(view.state, self._token)
+            if stale is not None:
+                raise stale
+            return view
+
+        self.writer.submit(Job("pin", self._keeping_doubt(work), failures.append))
         self.writer.drain()
         self.writer.raise_failure()
         if failures:
