@@ -79,6 +79,9 @@ def main(arguments: Sequence[str]) -> None:
             raise
         swap.finish()
         raise
+    except (StopIteration, RuntimeError) as error:  # as what leaves a generator is called
+        swap.check_over(error)
+        raise
     swap.finish()
 
 

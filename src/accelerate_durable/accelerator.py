@@ -73,7 +73,9 @@ class DurableMixin:
 
     def prepare_optimizer(self, optimizer: Any, device_placement: bool | None = None) -> Any:
         self.durable.check_unopened("an optimizer was prepared")
-        return super().prepare_optimizer(optimizer, device_placement)  # type: ignore[misc]
+        ready = super().prepare_optimizer(optimizer, device_placement)  # type: ignore[misc]
+        self.durable.add_optimizer(optimizer)
+        return ready
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
         self.durable.check_unopened("a scheduler was prepared")

@@ -16,11 +16,11 @@ import torch
 from accelerate_durable import again, another, choosing, gathering, hooks, leaving, spec
 from accelerate_durable.counting import Counting
 from accelerate_durable.options import DurableOptions
-from accelerate_durable.passes import READ_ONLY, Loop, Pass, check_not_beyond, decide
+from accelerate_durable.passes import READ_ONLY, Loop, Pass, check_not_beyond, decide, over
 from accelerate_durable.residue import Residue
 from accelerate_durable.strays import Strays
 from durable_core.data import DurableLoader
-from durable_core.errors import UsageError
+from durable_core.errors import UnsupportedError, UsageError
 from durable_core.session import notices
 from durable_core.session.plain import DurableSession
 from durable_core.session.world import World
@@ -91,6 +91,18 @@ class Durable:
     def add_model(self, called: torch.nn.Module) -> None:
         self._called.append(called)
 
+    def add_optimizer(self, optimizer: Any) -> None:
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer.register_step_pre_hook(self._before_unopened)
+
+    def _before_unopened(self, *_: Any) -> None:
+        if self.session is None and again.another_trains(self):
+            raise UnsupportedError(
+                "an optimizer steps whose accelerator has no run, while another one of this process has: its "
+                "model is in no checkpoint",
+                hint="prepare all that is trained together with one accelerator",
+            )
+
     @property
     def is_open(self) -> bool:
         return self.session is not None and self._closed is None
@@ -123,6 +135,7 @@ class Durable:
             notices.say(told)
         if before is not None:
             before(state)
+        gathering.check_owned(state)
         modes = gathering.Modes(state)
         with another.named(root, state):
             self.session = DurableSession.open(
@@ -221,6 +234,8 @@ class Durable:
         if verdict is not Pass.TRAINS:
             self._ran = True
             self._beyond += verdict is Pass.ENDED
+            if self._beyond == 1 and session.run.completed and self.accelerator.is_main_process:
+                notices.say(over(session.steps, self.root))
             check_not_beyond(self._beyond, session.steps)
             self.loop.begin(verdict, epoch)
         elif not self.loop.training:

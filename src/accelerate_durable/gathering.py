@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,6 +76,42 @@ def state(accelerator: accelerate.Accelerator, loop: Loop, loader: DurableLoader
     if Description.is_of(found.get("model")):
         found["hf"] = Description(found["model"])
     return found if loader is None else {**found, "loader": loader}
+
+
+def check_owned(state: Mapping[str, Any]) -> None:
+    """``UnsupportedError`` for a parameter that is trained, and in nothing that is saved."""
+    optimizers = [item for item in state.values() if isinstance(item, torch.optim.Optimizer)]
+    others = [item for item in state.values() if not isinstance(item, torch.optim.Optimizer)]
+    owned = {id(tensor) for item in others for tensor in _tensors(item)}
+    for number, optimizer in enumerate(optimizers):
+        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+            if parameter.requires_grad and id(parameter) not in owned:
+                raise UnsupportedError(
+                    f"optimizer {number} trains a parameter of shape {tuple(parameter.shape)} that is in no "
+                    "model of the run, and would be in no checkpoint",
+                    hint="accelerator.prepare() its model too, or register_for_checkpointing() it",
+                )
+
+
+def _tensors(item: Any) -> Iterator[torch.Tensor]:
+    """Those of a module, or of what an object of the script's holds."""
+    if isinstance(item, torch.nn.Module):
+        yield from (*item.parameters(), *item.buffers())
+        return
+    held, seen = list(getattr(item, "__dict__", {}).values()), set[int]()
+    while held:
+        value = held.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, torch.nn.Module):
+            yield from value.parameters()
+        elif isinstance(value, (list, tuple)):
+            held += value
+        elif isinstance(value, dict):
+            held += value.values()
 
 
 class Modes:

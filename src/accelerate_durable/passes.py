@@ -41,6 +41,15 @@ def decide(*, epoch: int, under_way: int, training: bool, ended: bool, look: boo
     return Pass.OVER if epoch < under_way and not (training or look) else Pass.TRAINS
 
 
+def over(steps: int, root: str) -> str:
+    """What is told where the first pass of a run is asked for that has succeeded in an earlier life."""
+    return (
+        f"the run at {root} has ended at step {steps}, and nothing is trained any more. If max_steps ended "
+        "it, a larger max_steps goes on; other epochs are another run, with a root of its own, which can "
+        "begin by load_state(DIR) with what this one has saved"
+    )
+
+
 def check_not_beyond(passes: int, steps: int) -> None:
     """``UsageError`` to a script that goes on asking for passes of a run that has ended at step ``steps``."""
     if passes > BEYOND:
@@ -54,14 +63,15 @@ def check_not_beyond(passes: int, steps: int) -> None:
 class Loop:
     """Where the script's loop stands: a state object of the run.
 
-    ``first``: the epoch of this process's first pass; ``begun``: passes of this process so far; ``training``:
-    one of them has trained. ``last``: the epoch of the last one; ``epoch``: of the last one that trained. ``offset``: what the script calls an epoch,
-    by ``set_epoch``, less what the data calls it; ``None`` where it has not said anything. ``origin``: the
-    directory that ``load_state`` began the run with; empty: none. ``by_hand``: the script says where its
-    boundaries are, and so it is in every later process from its first step on. ``window``: batches of the
-    last step. ``at_batch``: the boundary is one before a batch, where modules train or not as they do there;
-    elsewhere the script has its say in between. ``looks``: which passes of a process, counted from 0, were
-    left before any optimizer step: they are no epochs.
+    ``first``: the epoch of this process's first pass; ``begun``: passes of this process so far;
+    ``training``: one of them has trained. ``last``: the epoch of the last one; ``epoch``: of the last one
+    that trained. ``offset``: what the script calls an epoch, by ``set_epoch``, less what the data calls it;
+    ``None`` where it has not said anything. ``origin``: the directory that ``load_state`` began the run
+    with; empty: none. ``by_hand``: the script says where its boundaries are, and so it is in every later
+    process from its first step on. ``window``: batches of the last step. ``at_batch``: the boundary is one
+    before a batch, where modules train or not as they do there; elsewhere the script has its say in between.
+    ``looks``: which passes of a process, counted from 0, were left before any optimizer step: they are no
+    epochs.
     """
 
     def __init__(self, accelerator: accelerate.Accelerator) -> None:

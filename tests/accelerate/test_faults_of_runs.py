@@ -12,14 +12,15 @@ import pytest
 import torch
 import training_parts
 from accelerate_lives import at_line, lines, sound, watch_sessions
-from adapter_parts import forget_accelerate, shuffled, step, training
+from adapter_parts import as_in_a_new_process, forget_accelerate, shuffled, step, training
+from torch import nn
 from zero_code_runs import Interpreter, script
 
 from accelerate_durable import Accelerator
 from accelerate_durable.__main__ import main
 from accelerate_durable.leaving import cut_short
 from durable_core.engine.inspect import open_run
-from durable_core.errors import UsageError
+from durable_core.errors import UnsupportedError, UsageError
 from tests.lives import check_stretches, life
 
 #: Three epochs of five batches, of which a mode says in which style; each batch is a line of the log.
@@ -264,3 +265,102 @@ def test_a_pass_that_is_only_read_is_told_once(tmp_path: Path, graded: bool) -> 
             assert len(list(loader)) == 6
     assert sum("under torch.no_grad()" in str(each.message) for each in caught) == graded
     accelerator.durable.reset()
+
+
+NEXT = """
+batches = iter(loader)
+for _ in range(15):
+    try:
+        batch = next(batches)
+    except StopIteration:
+        batches = iter(loader)
+        batch = next(batches)
+    step(batch)
+"""
+
+
+ENDLESS = """
+def endless():
+    while True: yield from loader
+for _, batch in zip(range(2), endless()): step(batch)
+"""
+
+
+def test_next_that_meets_epochs_that_are_over_is_told_the_way_out(tmp_path: Path) -> None:
+    assert lives(tmp_path / "run", NEXT, ("batch", 13))[0] == -9
+    code, _, told = lives(tmp_path / "run", NEXT)
+    assert code == 2, told
+    assert "Traceback" not in told
+    assert "`while True: yield from loader`" in told
+    code, found, told = lives(tmp_path / "run", ENDLESS)
+    assert code == 0, told
+    assert found[0]["what"] == "batch"
+
+
+def test_one_iterator_at_a_time_is_told_what_to_do(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True, durable=tmp_path / "run")
+    loader = training(accelerator, shuffled())[2]
+    first, second = iter(loader), iter(loader)
+    next(first), next(second)
+    with pytest.raises(UsageError, match="a newer iterator") as caught:
+        next(first)
+    assert "one pass at a time" in caught.value.hint
+    accelerator.durable.reset()
+
+
+# --- what is in no checkpoint, and what has ended -----------------------------------------------------------
+
+
+class Holder:
+    """Registered: a head that no model has."""
+
+    def __init__(self) -> None:
+        self.head = nn.Linear(1, 1)
+
+    def state_dict(self) -> Any:
+        return self.head.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.head.load_state_dict(state)
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_parameter_that_is_in_no_model(tmp_path: Path, registered: bool) -> None:
+    accelerator = Accelerator(cpu=True, durable=tmp_path / "run")
+    model, holder = nn.Linear(3, 1), Holder()
+    optimizer = torch.optim.SGD([*model.parameters(), *holder.head.parameters()], 0.01)
+    loader = accelerator.prepare(model, optimizer, shuffled())[2]
+    if registered:
+        accelerator.register_for_checkpointing(holder)
+        next(iter(loader))
+    else:
+        with pytest.raises(UnsupportedError, match=r"optimizer 0 .* of shape \(1, 1\) .* no model"):
+            next(iter(loader))
+    accelerator.durable.reset()
+
+
+def test_a_step_of_an_accelerator_that_has_no_run(tmp_path: Path) -> None:
+    first = Accelerator(cpu=True, durable=tmp_path / "run")
+    second = Accelerator(cpu=True, durable=tmp_path / "run")
+    model, optimizer, loader = training(first, shuffled())
+    other = nn.Linear(3, 1)
+    other, optimizer_of_it = second.prepare(other, torch.optim.SGD(other.parameters(), 0.01))
+    batch = next(iter(loader))
+    step(first, model, optimizer, batch)
+    with pytest.raises(UnsupportedError, match="whose accelerator has no run"):
+        step(second, other, optimizer_of_it, batch)
+    first.durable.reset()
+
+
+def test_a_run_that_has_ended_says_that_nothing_is_trained(tmp_path: Path) -> None:
+    first = Accelerator(cpu=True, durable=tmp_path / "run")
+    an_epoch(first)
+    first.end_training()
+    as_in_a_new_process(tmp_path / "run")
+    again = Accelerator(cpu=True, durable=tmp_path / "run")
+    loader = training(again, shuffled())[2]
+    with pytest.warns(UserWarning, match="has ended at step 6, and nothing is trained"):
+        assert not list(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not list(loader)

@@ -312,7 +312,10 @@ class DurableLoader(Answers, LedgerRows, Position):
             current.close()
             raise StopIteration
         if current is not self._pass:
-            raise UsageError("a newer iterator of this loader has replaced this one")
+            raise UsageError(
+                "a newer iterator of this loader has replaced this one",
+                hint="one pass at a time: leave the first one, or make a second loader",
+            )
         for hook in tuple(self.before_next):
             hook()
         if current.fetching:
