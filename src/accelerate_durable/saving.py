@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +118,8 @@ class SaveStates:
                 self._name(session, place, dataclasses.replace(pointer, epoch=epoch, batch=batch))
         except FencedError as error:
             raise FencedExit from error
-        self._since.mark(self._watched())
+        cursor = None if self._durable.loader is None else self._durable.loader.cursor
+        self._since.mark(self._watched(rates=cursor is not None and cursor.batch > 0))
 
     def _commit(self, session: DurableSession) -> Pointer:
         """The state of this boundary is durable."""
@@ -257,21 +258,26 @@ class SaveStates:
 
     # --- what comes after a save --------------------------------------------------------------------
 
-    def _watched(self) -> dict[str, Any]:
+    def _watched(self, *, rates: bool = True) -> dict[str, str]:
+        """How everything looks. ``rates``: also what scripts set at the start of an epoch, which another life
+        does again."""
         accelerator = self._durable.accelerator
-        watched = {
-            f"scheduler {number}": scheduler for number, scheduler in enumerate(hooks.schedulers(accelerator))
-        }
-        registered = enumerate(hooks.registered(accelerator))
-        return watched | {f"registered object {number}": item for number, item in registered}
+        looks = {f"scheduler {n}": _look(it) for n, it in enumerate(hooks.schedulers(accelerator))}
+        looks |= {f"registered object {n}": _look(it) for n, it in enumerate(hooks.registered(accelerator))}
+        models = enumerate(hooks.models(accelerator))
+        looks |= {f"the weights of model {n}": _tensors(it.named_parameters()) for n, it in models}
+        if rates:
+            optimizers = enumerate(hooks.optimizers(accelerator))
+            looks |= {f"what optimizer {n} is set to": _settings(it) for n, it in optimizers}
+        return looks | {"random streams": _digest(rng.capture())}
 
     def _tell_what_is_not_saved(self, found: list[str]) -> None:
         if found:
             self._tell(
                 "after",
                 f"what came after save_state and before the next batch has changed {', '.join(found)}, of "
-                "which the checkpoint knows nothing: a restart from it would not be the same run. Call "
-                "save_state last, or leave saving to the run",
+                "which the checkpoint knows nothing: a restart from it is not the same run, unless the "
+                "script does that again. Call save_state last, or leave saving to the run",
             )
 
     def _tell(self, kind: str, sentence: str) -> None:
@@ -291,27 +297,32 @@ class Since:
     def marked(self) -> bool:
         return bool(self._was)
 
-    def mark(self, objects: Mapping[str, Any]) -> None:
-        self._was = _looks(objects)
+    def mark(self, looks: Mapping[str, str]) -> None:
+        self._was = dict(looks)
 
-    def found(self, objects: Mapping[str, Any]) -> list[str]:
+    def found(self, now: Mapping[str, str]) -> list[str]:
         """Names of what is otherwise now."""
-        now = _looks(objects)
         return [name for name, look in self._was.items() if now.get(name) != look]
 
     def forget(self) -> None:
         self._was = {}
 
 
-def _looks(objects: Mapping[str, Any]) -> dict[str, str]:
-    looks = {name: _look(capture.capture({"it": item})) for name, item in objects.items()}
-    return looks | {"random streams": _look(rng.capture())}
+def _look(item: Any) -> str:
+    return _digest(capture.capture({"it": item}))
 
 
-def _look(state: Any) -> str:
+def _digest(state: Any) -> str:
     flat = tree.flatten(state, prefix="s")
-    document = digests.xxh3(canonical.dumps(flat.doc))
-    return document + bits.digest(bits.sums(flat.tensors.items()))
+    return digests.xxh3(canonical.dumps(flat.doc)) + _tensors(flat.tensors.items())
+
+
+def _tensors(named_ones: Iterable[tuple[str, Any]]) -> str:
+    return bits.digest(bits.sums((name, tensor.detach()) for name, tensor in named_ones))
+
+
+def _settings(optimizer: Any) -> str:
+    return repr([{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups])
 
 
 def _is_durable(session: DurableSession) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,10 @@ def draw(training: Training, _: int) -> None:
     training.scheduler.step()
 
 
+def still(training: Training, _: int) -> None:
+    training.model.eval(), training.model.train()
+
+
 def train(home: Path, change: Callable[[Training, int], None], stops: int | None = None) -> Any:
     """``change`` comes after ``save_state``. ``stops``: killed right after that of this epoch."""
     training = begin(home, naming=False)
@@ -120,6 +125,25 @@ def test_what_the_script_does_after_save_state_is_done_anew(
     expected = train(tmp_path / "whole", change)
     train(tmp_path / "parts", change, stops)
     assert train(tmp_path / "parts", change) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "what"), [(halve, "optimizer 0 is set to"), (shrink, "weights of model 0"), (still, "")]
+)
+def test_what_is_changed_in_the_middle_of_an_epoch_is_told(
+    tmp_path: Path, change: Callable[[Training, int], None], what: str
+) -> None:
+    """There the script does not come by again."""
+    training = begin(tmp_path)
+    batches = training.batches()
+    next(batches), next(batches)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        training.accelerator.save_state()
+        change(training, 0)
+        next(batches), next(batches)
+    told = [str(one.message) for one in caught if "after save_state" in str(one.message)]
+    assert what in "".join(told) and len(told) == bool(what)
 
 
 # --- what dead processes leave, and those that should be dead ----------------------------------------------
