@@ -11,10 +11,10 @@ from durable_core.errors import UsageError
 from durable_core.session import notices
 
 if TYPE_CHECKING:
-    from accelerate_durable.durable import Durable
+    from accelerate_durable.opened import Opened
 
 #: Root -> whose session was opened there last.
-_open: weakref.WeakValueDictionary[str, Durable] = weakref.WeakValueDictionary()
+_open: weakref.WeakValueDictionary[str, Opened] = weakref.WeakValueDictionary()
 #: Root -> the step up to which a training of this process has come there, and whether within a pass.
 _left: dict[str, tuple[int, bool]] = {}
 
@@ -43,7 +43,7 @@ def take(root: str, *, asked: bool, tells: bool) -> None:
     _left.pop(root, None)
 
 
-def has(root: str, durable: Durable) -> None:
+def has(root: str, durable: Opened) -> None:
     """The session at ``root`` is that of ``durable``."""
     _open[root] = durable
 
@@ -53,6 +53,6 @@ def left(root: str, step: int, *, within: bool) -> None:
     _left[root] = step, within
 
 
-def another_trains(durable: Durable) -> bool:
+def another_trains(durable: Opened) -> bool:
     """Whether a session that is not that of ``durable`` is open in this process."""
     return any(other is not durable and other.is_open for other in _open.values())
