@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch._dynamo  # noqa: F401  # what every life imports, once: an optimizer does
+from accelerate.state import AcceleratorState, GradientState
 
 from accelerate_durable import swap  # noqa: F401  # same
 from accelerate_durable.__main__ import main
@@ -90,6 +91,8 @@ def at_line(what: str, number: int, act: Callable[[], None] = kill_self, *, sett
 def become(case: Case, home: Path, log: str, strike: Strike | None = None, more: Sequence[str] = ()) -> None:
     """In a process of its own: be the script, with its log in ``home/log.RANK``, the run in ``home/run``."""
     os.chdir(home)
+    AcceleratorState._reset_state(True)  # of the process that this one was forked from
+    GradientState._reset_state()
     os.environ.update({**case.environ, "ACCELERATE_DURABLE_ROOT": str(home / "run")})
     training_parts.strike = strike
     watch_sessions()

@@ -121,8 +121,8 @@ def test_a_stream_shared_by_two(references: References, tmp_path: Path) -> None:
 
 
 def test_a_launcher_restarts_the_ranks(references: References, tmp_path: Path) -> None:
-    """Nobody starts anything by hand. With our rendezvous: torchrun's own may give the new ranks the addresses
-    of those that died."""
+    """Nobody starts anything by hand. With our rendezvous: torchrun's own may give the new ranks addresses of
+    those that died."""
     subject, flag = case(TWO), tmp_path / "killed"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "durable"]
     launcher += ["--rdzv-endpoint", "localhost:0", "--nproc-per-node", "2", "--max-restarts", "1"]
