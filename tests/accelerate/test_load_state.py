@@ -217,7 +217,7 @@ def test_one_whose_run_or_checkpoint_is_gone_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "one" / "checkpoints" / "checkpoint_0"
     shutil.rmtree(tmp_path / "one" / "run")
     with pytest.raises(
-        NoSuchFolder, match=r"names checkpoint 2 of the run at .*/one/run, which is not there"
+        NoSuchFolder, match=r"names checkpoint \d+ of the run at .*/one/run, which is not there"
     ):
         begin(tmp_path / "two").accelerator.load_state(place)
     saved(tmp_path / "one")
