@@ -69,15 +69,6 @@ def test_a_missing_framework_is_an_import_error_that_says_what_to_install() -> N
     assert "pip install 'durable-training[lightning]'" in done.stderr
 
 
-def test_the_accelerate_package_says_what_it_cannot_do() -> None:
-    import accelerate_durable
-    from durable_core.errors import UnsupportedError
-
-    with pytest.raises(UnsupportedError, match="DurableCheckpoint"):
-        accelerate_durable.Accelerator  # noqa: B018
-    assert not hasattr(accelerate_durable, "anything_else")
-
-
 def test_version_license_and_changelog_agree() -> None:
     import durable_core
 
