@@ -66,7 +66,7 @@ class ForAdapters:
         self._back.release()
 
     def look(self, c: int) -> None:
-        """Put checkpoint ``c`` of this run in place to be read, verified: objects and random streams. The run,
+        """Put checkpoint ``c`` of this run in place to be read, verified: objects and streams. The run,
         its loader and what is held for ``reapply``, which takes it back, are left alone: save nothing
         meanwhile. Raises as ``visit``, before anything is touched."""
         _, loaded = self.run.visit(c)
