@@ -31,7 +31,7 @@ def start(home: Path, action: Callable[[], Any]) -> int:
         code = 1
         try:
             os.setsid()
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a handler of the tests runs in no life that hangs in C
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a handler runs in no life that hangs in C
             signal.alarm(LONGEST_S)
             out = os.open(home / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             sys.stdout = sys.stderr = os.fdopen(out, "w", buffering=1)
