@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +23,11 @@ from accelerate_durable.__main__ import main
 from durable_core.engine.audit import audit
 from durable_core.engine.inspect import Reader, open_run
 from durable_core.session.plain import DurableSession
-from tests.lives import Line, check_stretches, ended, free_port, kill_self, life, start
+from tests.lives import Line, check_stretches, free_port, kill_self, life, start
 
 SCRIPTS = Path(__file__).with_name("scripts")
+#: Seconds that the others have when one of a group has failed.
+GRACE_S = 45.0
 sys.path.append(str(SCRIPTS))
 
 import training_parts  # noqa: E402  # the scripts' own, found as they find it
@@ -110,7 +114,20 @@ def group(home: Path, world: int, action: Callable[[int], Any]) -> list[int]:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         action(rank)
 
-    return [ended(pid) for pid in [start(home, lambda rank=rank: ranked(rank)) for rank in range(world)]]
+    pids = [start(home, lambda rank=rank: ranked(rank)) for rank in range(world)]
+    codes: dict[int, int] = {}
+    deadline = float("inf")
+    while len(codes) < world:  # as a launcher does: who outlives a dead one for long (gloo may hang) is ended
+        for pid in set(pids) - codes.keys():
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+            gone, status = os.waitpid(pid, os.WNOHANG)
+            if gone:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+                if codes[pid] and deadline == float("inf"):
+                    deadline = time.monotonic() + GRACE_S
+        time.sleep(0.02)
+    return [codes[pid] for pid in pids]
 
 
 def run_life(
