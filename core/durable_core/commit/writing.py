@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -11,26 +11,31 @@ from durable_core.commit.effects import (
     Describe,
     Estimate,
     Get,
+    Patchable,
     Program,
+    Read,
     WriteShard,
     WrittenShard,
 )
 from durable_core.commit.machine import Event, Walk
 from durable_core.commit.objects import poll, put_document
-from durable_core.commit.plan import Plan, agreed, patched, plan
+from durable_core.commit.plan import Plan, agreed, object_of, plan
 from durable_core.commit.request import SaveRequest
-from durable_core.commit.reuse import Base, Reuse, is_distrusted, patch_room
+from durable_core.commit.reuse import Base, Reuse, is_distrusted
 from durable_core.commit.state import CheckpointInfo
 from durable_core.commit.watch import Watch
 from durable_core.errors import CommitAborted, CorruptError
 from durable_core.format import digests
 from durable_core.format import manifest as manifests
+from durable_core.format import patch as patches
 from durable_core.format import receipt as receipts
 from durable_core.format.layout import CheckpointName
 from durable_core.format.receipt import LedgerSegment, Offer, Receipt
 from durable_core.types import Extent, PlacedSlice, SliceInfo, SliceKey
 
 D = TypeVar("D")
+#: Each object written, with the slices of which something is in it, in the order asked for.
+Written = tuple[tuple[WrittenShard, tuple[SliceKey, ...]], ...]
 
 #: Share of the bytes that must seem not to need writing before hashing goes ahead of writing.
 WORTH_PLANNING = 1 / 16
@@ -62,10 +67,9 @@ def write_part(walk: Walk, attempt: Attempt, watch: Watch) -> Program[tuple[Rece
         base = yield from _worthwhile(base)
     alone = len(request.roles) == 1
     if alone and base is None and request.slices is not None:
-        written = yield from _write(attempt, request.slices, {})
+        written = yield from _write_early(attempt, request.slices)
         offered: tuple[SliceInfo, ...] = yield Describe()  # hashed while it was being written
-        found = {info.slice: info for info in offered}
-        placed = _placed([found[piece] for piece in request.slices], written, plan({}).reuse)
+        planned = plan({request.role: offered})
     else:
         offered = yield Describe()
         if alone:
@@ -73,9 +77,7 @@ def write_part(walk: Walk, attempt: Attempt, watch: Watch) -> Program[tuple[Rece
         else:
             planned = yield from _agree(attempt, offered, base, watch)
             walk.on(Event.OFFER)
-        wanted = planned.write[request.role]
-        written = yield from _write(attempt, tuple(i.slice for i in wanted), planned.reuse.patchable)
-        placed = _placed(wanted, written, planned.reuse)
+        written = yield from _write(attempt, planned)
     yield Confirm()  # the receipt is what says that these bytes are the state at this step
     walk.on(Event.WRITE)
     segment = yield from _put_segment(attempt)
@@ -85,8 +87,8 @@ def write_part(walk: Walk, attempt: Attempt, watch: Watch) -> Program[tuple[Rece
         c=name.c,
         step=request.step,
         offered=offered,
-        placed=placed,
-        objects=() if written is None else (written.object,),
+        placed=_placed(planned.write[request.role], written, planned.reuse),
+        objects=tuple(each.object for each, _ in written),
         documents=request.documents,
         ledger=segment,
         base=None if base is None else base.digest,
@@ -129,14 +131,45 @@ def _worthwhile(base: Base | None) -> Program[Base | None]:
     return base if unchanged >= WORTH_PLANNING else None
 
 
-def _write(
-    attempt: Attempt, wanted: tuple[SliceKey, ...], patchable: Mapping[SliceKey, PlacedSlice]
-) -> Program[WrittenShard | None]:
-    if not wanted:
-        return None
-    room = {piece: (patchable[piece], patch_room(patchable[piece])) for piece in wanted if piece in patchable}
-    written: WrittenShard = yield WriteShard(attempt.name.shard(attempt.request.role), wanted, room)
-    return written
+def _write_early(attempt: Attempt, slices: tuple[SliceKey, ...]) -> Program[Written]:
+    """All of them, before it is known what they hash to."""
+    if not slices:
+        return ()
+    shard: WrittenShard = yield WriteShard(attempt.name.shard(attempt.request.role), slices)
+    return ((shard, slices),)
+
+
+def _write(attempt: Attempt, planned: Plan) -> Program[Written]:
+    """What is planned for this role: what changed, then what did not, each as one object if there is any."""
+    role, found, name = attempt.request.role, planned.reuse, attempt.name
+    patchable: dict[SliceKey, Patchable] = {}
+    objects: dict[str, list[SliceKey]] = {}
+    for piece in (info.slice for info in planned.write[role]):
+        objects.setdefault(object_of(piece, found, name, role), []).append(piece)
+        if piece in found.patchable:
+            merged = (yield from _runs(found.patchable[piece])) if piece in found.merged else ()
+            if merged is not None:
+                patchable[piece] = Patchable(found.patchable[piece], found.room(piece), merged)
+    written = []
+    for key in (name.shard(role), name.lasting(role)):  # only the first compares with the parent's slot
+        if key not in objects:
+            continue
+        pieces = tuple(objects[key])
+        how = {piece: patchable[piece] for piece in pieces if piece in patchable}
+        shard: WrittenShard = yield WriteShard(key, pieces, how)
+        written.append((shard, pieces))
+    return tuple(written)
+
+
+def _runs(piece: PlacedSlice) -> Program[tuple[patches.Run, ...] | None]:
+    """What the patches of a slice write over; ``None`` when one cannot be read, and so not be replaced."""
+    found = []
+    for extent in piece.patches:
+        data = yield Read(extent)
+        if data is None:
+            return None
+        found.append(patches.runs(data, piece.info.nbytes, key=extent.object))
+    return patches.union(*found)
 
 
 def _agree(
@@ -171,19 +204,20 @@ def _put_segment(attempt: Attempt) -> Program[LedgerSegment | None]:
     return LedgerSegment(key, digests.sha256(rows.data), rows.samples)
 
 
-def _placed(
-    wanted: Sequence[SliceInfo], written: WrittenShard | None, found: Reuse
-) -> tuple[PlacedSlice, ...]:
+def _placed(wanted: Sequence[SliceInfo], written: Written, found: Reuse) -> tuple[PlacedSlice, ...]:
     """Where each slice lies of which something was written."""
-    if written is None:
-        return ()
+    at = {
+        piece: (shard.object.key, begin, patch)
+        for shard, pieces in written
+        for piece, begin, patch in zip(pieces, shard.begins, shard.patches, strict=True)
+    }
     placed = []
-    key = written.object.key
-    for info, begin, patch in zip(wanted, written.begins, written.patches, strict=True):
+    for info in wanted:
+        key, begin, patch = at[info.slice]
         if info.slice in found.twins:
             placed.append(replace(found.kept[info.slice], twin=Extent(key, begin, info.nbytes, info.xxh3)))
         elif patch is not None:
-            placed.append(patched(info, found.patchable[info.slice], patch))
+            placed.append(found.patched(info, patch))
         else:
             placed.append(PlacedSlice(info, key, begin))
     return tuple(placed)
