@@ -87,6 +87,25 @@ def test_one_that_another_finding_speaks_against_is_passed_over():
     assert choose_before(state, 25).c == 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "out", "c", "said"),
+    [
+        ([{}, GOOD, GOOD, {}], [2], 1, "passed over: c2 in quarantine"),
+        ([{}, {}, {}, {}], [2], 1, "passed over: c2 in quarantine"),
+        ([{}, {}, GOOD, {}], [2], 1, "no checkpoint before step 25 is known good and out of quarantine"),
+        ([{}, {}, {}, {}], [0, 1, 2], 2, "what is left is in quarantine"),
+        ([{}, GOOD, {}, {}], [0, 1, 2], 1, "what is left is in quarantine"),
+    ],
+)
+def test_nor_is_one_in_quarantine_gone_back_to_while_another_is_left(rows, out, c, said):
+    named = [{"manifest": f"checkpoints/g000001-c{c:08d}-00000000/manifest.json", **row}
+             for c, row in enumerate(rows)]  # fmt: skip
+    lines = tuple({"unit": "checkpoint", "name": named[at]["manifest"]} for at in out)
+    choice = choose_before(replace(history(*named), quarantines=lines), 25)
+    assert choice.c == c
+    assert said in choice.reason + choice.warning
+
+
 def test_without_any_before_the_onset_a_person_decides():
     gone = {"state": S.RETIRED}
     with pytest.raises(NoUsableCheckpoint, match="from step 20 on"):

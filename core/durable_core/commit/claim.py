@@ -99,26 +99,31 @@ def choose_before(state: RunState, onset: int, *, exclude: Collection[int] = ())
     ``onset``.
 
     Without one, with a warning, the newest usable one of a step before it that no finding speaks against;
-    never one at or after it. Raises ``NoUsableCheckpoint`` when there is none.
+    never one at or after it, and one in quarantine only where no other is left. Raises
+    ``NoUsableCheckpoint`` when there is none.
     """
     if state.pending_fork is not None or state.head is None:
         return choose_restore_point(state, exclude=exclude)  # what was named; nothing is committed
-    taint = trust.tainted(state)
+    taint, out = trust.tainted(state), trust.left_out(state)
     rows = [state.checkpoints[c] for c in reversed(state.lineage())]
     fit = [i for i in rows if i.usable and i.step < onset and i.c not in taint and i.c not in exclude]
-    good = next((info for info in fit if info.known_good), None)
-    if good is not None:
-        why = f"newest known-good checkpoint before step {onset}: c{good.c} at step {good.step}"
-        return Choice(good.c, why)
     if not fit:
         raise NoUsableCheckpoint(
             f"nothing is trusted from step {onset} on, and no checkpoint before it is left",
             hint="fork from a checkpoint that you trust; a retention.detection_window_steps keeps older ones",
         )
-    newest = fit[0]
-    why = f"newest usable checkpoint before step {onset}, none known good: c{newest.c} at step {newest.step}"
-    warning = f"no checkpoint before step {onset} is known good; step {newest.step} is restored unjudged"
-    return Choice(newest.c, why, warning)
+    chosen = min(fit, key=lambda info: (info.c in out, not info.known_good))  # the newest of the best
+    kind = "known-good" if chosen.known_good else "usable"
+    why = f"newest {kind} checkpoint before step {onset}: c{chosen.c} at step {chosen.step}"
+    passed = [f"c{info.c} in quarantine" for info in fit if info.c in out and info.step > chosen.step]
+    doubts = []
+    if not chosen.known_good:
+        barred = " and out of quarantine" if any(info.known_good for info in fit) else ""
+        doubts.append(f"no checkpoint before step {onset} is known good{barred}")
+    if chosen.c in out:
+        doubts.append("what is left is in quarantine")
+    warning = f"{'; '.join(doubts)}: step {chosen.step} is restored all the same" if doubts else ""
+    return Choice(chosen.c, why + (f" (passed over: {', '.join(passed)})" if passed else ""), warning)
 
 
 def create_run(
