@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from accelerate_durable.accelerator import Accelerator, attach
-    from accelerate_durable.exits import FencedExit
     from accelerate_durable.options import DurableOptions
+    from durable_core.engine.uncaught import FencedExit
 
 _HOME = {
     "Accelerator": "accelerate_durable.accelerator",
     "DurableOptions": "accelerate_durable.options",
-    "FencedExit": "accelerate_durable.exits",
+    "FencedExit": "durable_core.engine.uncaught",
     "attach": "accelerate_durable.accelerator",
 }
 

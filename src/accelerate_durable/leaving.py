@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
-from accelerate_durable.exits import FencedExit
+from durable_core.engine.uncaught import FencedExit
 from durable_core.errors import FencedError
 from durable_core.session import notices
 from durable_core.session.plain import PEERS_S, DurableSession

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate_durable import folders, hooks, loading, making
-from accelerate_durable.exits import FencedExit
 from accelerate_durable.folders import Folder, FolderError, Kind, Pointer
 from durable_core.engine.roots import named
+from durable_core.engine.uncaught import FencedExit
 from durable_core.errors import CommitAborted, FencedError, TierError, UsageError
 from durable_core.format import canonical, digests
 from durable_core.session import notices

@@ -12,7 +12,8 @@ except ImportError as error:
         "lightning_durable needs Lightning: pip install 'durable-training[lightning]'"
     ) from error
 
+from durable_core.engine.uncaught import FencedExit
 from lightning_durable.callback import DurableCheckpoint
-from lightning_durable.exits import DrainExit, FencedExit
+from lightning_durable.exits import DrainExit
 
 __all__ = ["DrainExit", "DurableCheckpoint", "FencedExit"]

@@ -1,4 +1,4 @@
-"""How a durable run leaves the process when it does not simply finish, and the signal that asks for it."""
+"""How a drained run leaves the process, and the signal that asks for it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-EXIT_DRAINED = 75  # EX_TEMPFAIL: start me again
-EXIT_FENCED = 76  # another process owns the run: do not start me again unasked
-EXIT_ABORTED = 1
+from durable_core.engine.uncaught import EXIT_DRAINED
 
 
 class DrainExit(SIGTERMException):
@@ -22,13 +20,6 @@ class DrainExit(SIGTERMException):
 
     def __init__(self) -> None:
         super().__init__(EXIT_DRAINED)
-
-
-class FencedExit(SystemExit):
-    """A newer generation owns the run: this process stopped without writing; exit code 76."""
-
-    def __init__(self) -> None:
-        super().__init__(EXIT_FENCED)
 
 
 class SigtermFlag:

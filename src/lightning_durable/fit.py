@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from durable_core.engine.uncaught import FencedExit
 from durable_core.errors import CommitAborted, DurableError, FencedError, TierError, UsageError
 from durable_core.session.reporting import Reporter
 from durable_core.session.restoring import Loaded
@@ -25,7 +26,6 @@ from durable_core.types import Promise
 from lightning_durable import guard, hooks, state
 from lightning_durable.data import Data
 from lightning_durable.evaluating import Evaluations
-from lightning_durable.exits import FencedExit
 from lightning_durable.leaving import Leaving
 from lightning_durable.notices import Notices
 from lightning_durable.options import Options

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 
 from durable_core.data.loader import DurableLoader
 from durable_core.errors import UnsupportedError
+from durable_core.session.wrappers import Wrappers
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -112,11 +113,11 @@ class _Unopened:
         return iter(())
 
 
-class Patches:
-    """The wrappers on one trainer. ``remove`` takes them off, whatever else happened."""
+class Patches(Wrappers):
+    """The wrappers on one trainer."""
 
     def __init__(self, trainer: Trainer, moments: Moments) -> None:
-        self._undo: list[tuple[Any, str, Any]] = []
+        super().__init__()
         fit_loop: Any = trainer.fit_loop
         epoch_loop: Any = fit_loop.epoch_loop
         self._before(fit_loop, "run", moments.before_run)
@@ -129,18 +130,6 @@ class Patches:
         self._sourced(epoch_loop.val_loop._data_source, moments.prepare_evaluation)
         self._resume(trainer, moments.resume)
 
-    def remove(self) -> None:
-        for owner, name, previous in reversed(self._undo):
-            if previous is None:
-                owner.__dict__.pop(name, None)
-            else:
-                setattr(owner, name, previous)
-        self._undo.clear()
-
-    def _set(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        self._undo.append((owner, name, owner.__dict__.get(name)))
-        setattr(owner, name, wrapper)
-
     def _before(self, owner: Any, name: str, moment: Callable[[], None]) -> None:
         original = getattr(owner, name)
 
@@ -148,7 +137,7 @@ class Patches:
             moment()
             return original(*args)
 
-        self._set(owner, name, wrapper)
+        self.set(owner, name, wrapper)
 
     def _after(self, owner: Any, name: str, moment: Callable[[], None]) -> None:
         original = getattr(owner, name)
@@ -157,7 +146,7 @@ class Patches:
             original(*args)
             moment()
 
-        self._set(owner, name, wrapper)
+        self.set(owner, name, wrapper)
 
     def _loaders(self, trainer: Trainer, prepare: Callable[[object], object]) -> None:
         connector: Any = trainer._data_connector
@@ -169,7 +158,7 @@ class Patches:
             return original(dataloader, shuffle=shuffle, mode=mode)
 
         self._sourced(trainer.fit_loop._data_source, _Unopened)
-        self._set(connector, "_prepare_dataloader", prepared)
+        self.set(connector, "_prepare_dataloader", prepared)
 
     def _sourced(self, source: Any, wrapped: Callable[[DurableLoader], object]) -> None:
         """The user's loaders, alone or in a collection, with every ``DurableLoader`` wrapped."""
@@ -185,7 +174,7 @@ class Patches:
         def wrap(each: object) -> object:
             return wrapped(each) if isinstance(each, DurableLoader) else each
 
-        self._set(source, "dataloader", requested)
+        self.set(source, "dataloader", requested)
 
     def _resume(self, trainer: Trainer, resume: Callable[[Any], dict[str, Any] | None]) -> None:
         connector: Any = trainer._checkpoint_connector
@@ -201,7 +190,7 @@ class Patches:
             else:
                 connector._loaded_checkpoint = ours
 
-        self._set(connector, "resume_start", wrapper)
+        self.set(connector, "resume_start", wrapper)
 
 
 def leave_ignored(trainer: Trainer, number: signal.Signals) -> None:

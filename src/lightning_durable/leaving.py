@@ -13,12 +13,13 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from durable_core.clock import SystemClock
+from durable_core.engine.uncaught import FencedExit
 from durable_core.errors import DurableError, FencedError, TierError
 from durable_core.session.poll import Poll, Wish
 from durable_core.session.run import Run
 from durable_core.session.world import collective_timeout
 from lightning_durable import hooks
-from lightning_durable.exits import DrainExit, FencedExit, SigtermFlag
+from lightning_durable.exits import DrainExit, SigtermFlag
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

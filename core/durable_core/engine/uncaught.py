@@ -41,6 +41,13 @@ _RUNNERS = (
 _WORKER = "durable_core/launch/worker.py"
 
 
+class FencedExit(SystemExit):
+    """A newer generation owns the run: this process stopped without writing; exit code 76."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_FENCED)
+
+
 class Parting:
     """The hooks of one worker. A child that is forked from it has them too; there they do nothing."""
 

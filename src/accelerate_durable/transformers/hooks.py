@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from durable_core.data import DurableLoader
 from durable_core.errors import UnsupportedError
+from durable_core.session.wrappers import Wrappers
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -122,31 +123,19 @@ class Moments:
     began: Callable[[float], float]
 
 
-class Patches:
-    """The wrappers of one ``train``. ``remove`` takes them off, whatever else happened."""
+class Patches(Wrappers):
+    """The wrappers of one ``train``."""
 
     def __init__(self, trainer: Trainer, moments: Moments) -> None:
+        super().__init__()
         self._trainer: Any = trainer
         self._moments = moments
-        self._undo: list[tuple[Any, str, Any]] = []
         self._loader: Any = None
         self._prepared: Any = None
         self._get_loader()
         self._skip()
         self._begin()
         self._passes()
-
-    def remove(self) -> None:
-        for owner, name, previous in reversed(self._undo):
-            if previous is None:
-                owner.__dict__.pop(name, None)
-            else:
-                setattr(owner, name, previous)
-        self._undo.clear()
-
-    def _set(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        self._undo.append((owner, name, owner.__dict__.get(name)))
-        setattr(owner, name, wrapper)
 
     def _get_loader(self) -> None:
         """As the Trainer (or a subclass) makes it, short of what accelerate would make of it."""
@@ -158,7 +147,7 @@ class Patches:
             self._loader = self._moments.loader(made)
             return self._loader
 
-        self._set(trainer, "get_train_dataloader", get_train_dataloader)
+        self.set(trainer, "get_train_dataloader", get_train_dataloader)
 
     def _skip(self) -> None:
         """Our loader stands where the loop begins; no batch of it is to be fetched and thrown away."""
@@ -167,7 +156,7 @@ class Patches:
         def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
             return dataloader if dataloader is self._loader else original(dataloader, num_batches)
 
-        self._set(MODULE, SKIP, skip_first_batches)
+        self.set(MODULE, SKIP, skip_first_batches)
 
     def _begin(self) -> None:
         """The Trainer settles where its loop begins before it makes the objects whose state says so: they are
@@ -190,9 +179,9 @@ class Patches:
             prepared, self._prepared = self._prepared, None
             return prepared
 
-        self._set(trainer, "_init_training_state", init_training_state)
-        self._set(trainer, "_prepare_for_training", prepare_for_training)
-        self._set(trainer, "_load_rng_state", lambda checkpoint: None)
+        self.set(trainer, "_init_training_state", init_training_state)
+        self.set(trainer, "_prepare_for_training", prepare_for_training)
+        self.set(trainer, "_load_rng_state", lambda checkpoint: None)
 
     def _passes(self) -> None:
         trainer, moments = self._trainer, self._moments
@@ -214,8 +203,8 @@ class Patches:
             given.arguments["start_time"] = moments.began(given.arguments["start_time"])
             return finalize(*given.args, **given.kwargs)
 
-        self._set(trainer, "_run_epoch", run_epoch)
-        self._set(trainer, "_finalize_training", finalize_training)
+        self.set(trainer, "_run_epoch", run_epoch)
+        self.set(trainer, "_finalize_training", finalize_training)
 
 
 @contextlib.contextmanager
