@@ -12,7 +12,7 @@ from durable_core.commit.state import Life, RunState
 from durable_core.commit.vector import Vector
 from durable_core.launch.agent.flags import parse
 from durable_core.launch.agent.terms import Terms
-from durable_core.launch.classes import TABLE, F, Retry
+from durable_core.launch.classes import TABLE, F, Retry, Unit
 from durable_core.launch.declared import limits, policy, spent
 from durable_core.launch.retry import Policy
 from durable_core.session.world import collective_timeout
@@ -33,9 +33,11 @@ def test_what_is_declared_decides() -> None:
         backoff_seconds=0.5,
         backoff_max_seconds=8,
         repeat_threshold=4,
+        quarantine=("node", "data"),
     )  # fmt: skip
     found = policy(RunSpec(failure=failure, budgets=Budgets(wall_seconds=60)))
     assert (found.restarts, found.budgets, found.repeats_elsewhere) == (3, {F.F1: 2}, 4)
+    assert found.quarantine == {Unit.NODE, Unit.DOMAIN, Unit.DATA, Unit.CHECKPOINT}
     assert (found.backoff_s, found.backoff_max_s, found.limits) == (0.5, 8.0, {"wall_s": 60.0})
 
 

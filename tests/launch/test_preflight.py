@@ -23,7 +23,9 @@ from durable_core.data import manifest as manifests
 from durable_core.engine.inspect import open_run
 from durable_core.errors import TierDenied, TierUnavailable, UsageError
 from durable_core.format.manifest import Manifest
+from durable_core.format.record import Kind
 from durable_core.launch import preflight
+from durable_core.launch.books import Books
 from durable_core.launch.preflight import CHECKS, QUICK, Node, Outcome, Report, Result, Target, running
 from durable_core.launch.preflight.child import self_test
 from durable_core.launch.preflight.lab import Lab
@@ -44,6 +46,7 @@ from durable_core.spec import (
 from durable_core.tier.base import Buffer
 from durable_core.tier.memory import MemoryTier
 from durable_core.tier.posix import PosixTier
+from tests.launch.launching import new_run
 
 
 class FakeLab(Lab):
@@ -123,7 +126,7 @@ def test_nothing_stands_in_the_way_of_a_new_run(tmp_path: Path, data: Path) -> N
     report = preflight.run(where, quick=False)
     assert report.passed, report.reason
     kept = {each.check for each in report.results if each.outcome is Outcome.NOT_APPLICABLE}
-    assert kept == {"journal", "data cache", "state coverage"}
+    assert kept == {"journal", "quarantine", "data cache", "state coverage"}
     assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file()], "nothing is left behind"
     assert [each.check for each in report.results] == [check.name for check in CHECKS]
 
@@ -253,7 +256,7 @@ def test_a_store_that_hangs_costs_one_wait() -> None:
     found = {each.check: each for each in report.results}
     assert found["storage access"].transient and "no answer in 0.2 s" in found["storage access"].evidence
     waiting = [each.check for each in report.results if "not tried: storage access" in each.evidence]
-    assert len(waiting) == 6 and found["versions"].outcome is Outcome.OK and report.transient
+    assert len(waiting) == 7 and found["versions"].outcome is Outcome.OK and report.transient
 
 
 @pytest.mark.parametrize(
@@ -412,6 +415,21 @@ def test_devices_and_collectives_that_fail_are_told() -> None:
 
 
 # --- of a run that is there ------------------------------------------------------------------
+
+
+def test_the_image_of_a_launch_and_what_a_run_reads_and_writes_may_be_in_quarantine(tmp_path: Path) -> None:
+    image, tier = f"registry/train@sha256:{'0' * 64}", PosixTier(new_run(tmp_path / "root"))
+    of_image = RunSpec(provenance=Provenance(image=image))
+    assert outcome(target(tier, of_image), "quarantine")[0] is Outcome.OK
+    for unit, name in (("image", image), ("data", "part-7.tar"), ("storage", "checkpoints/m1")):
+        said = {"unit": unit, "name": name, "reason": "F9"}
+        Books(tmp_path / "root", SystemClock(), "one").maintain(Kind.QUARANTINE, said)
+    refused = result(target(tier, of_image), "quarantine")
+    assert refused.outcome is Outcome.FAILED and f"--lift image {image}" in refused.hint
+    named = preflight.run(target(tier, RunSpec()), only=["quarantine"])
+    assert named.passed, "another image may be the cure; whether it meets the object again is not known"
+    (note,) = named.notes
+    assert "data part-7.tar is in quarantine: F9" in note and "storage checkpoints/m1" in note
 
 
 def test_the_journal_of_a_run(tmp_path: Path) -> None:

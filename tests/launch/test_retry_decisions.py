@@ -15,6 +15,7 @@ from durable_core.launch.classes import TABLE, F, Unit
 from durable_core.launch.classify import Verdict
 from durable_core.launch.evidence import Numeric
 from durable_core.launch.past import finding, past
+from durable_core.launch.quarantine import unrecorded
 from durable_core.launch.retry import AGAIN, Action, Decision, Policy, Quarantine, decide, record, suspects
 from durable_core.types import CheckpointState
 
@@ -305,6 +306,23 @@ def test_a_data_object_is_fetched_again_twice_and_is_then_left_out() -> None:
     decisions = [story.fail(of(F.F9, object="s/1.tar")) for _ in range(3)]
     assert [d.action for d in decisions] == [Action.RESTART, Action.RESTART, Action.FAIL]
     assert decisions[-1].quarantine == (Quarantine(Unit.DATA, "s/1.tar"),)
+
+
+def test_the_image_is_left_out_of_a_program_that_fails_everywhere() -> None:
+    story = Story(replace(FAST, image="img"))
+    decisions = [story.fail(of(F.F5, place=place, sign="hang", origin=Origin.INSIDE)) for place in ("a", "b")]
+    assert (decisions[-1].action, decisions[-1].quarantine) == (Action.STOP, (Quarantine(Unit.IMAGE, "img"),))
+    assert decisions[-1].told.endswith("in quarantine from now on: image img")
+
+
+def test_what_the_run_file_does_not_name_is_not_left_out() -> None:
+    story = Story(replace(FAST, quarantine=frozenset(Unit) - {Unit.NODE}))
+    decision = story.fail(of(F.F2, place="a"))
+    assert decision.quarantine == () and "failure.quarantine does not name" in decision.reason
+    story.fail(of(F.F12, step=7, place="a"))
+    story.commit(8)
+    assert suspects(story.state) and not list(unrecorded(story.state, story.policy.quarantine))
+    assert story.fail(of(F.F9, object="s/1.tar")).quarantine == (Quarantine(Unit.DATA, "s/1.tar"),)
 
 
 # --- numeric ---------------------------------------------------------------------------------

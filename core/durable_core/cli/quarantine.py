@@ -30,8 +30,9 @@ def quarantine(root: str, lift: tuple[str, str] | None, reason: str, as_json: bo
     """List what a run leaves out, or take it back.
 
     Nodes, domains, images, data objects, storage, checkpoints: since when, and why. A node that is listed
-    does not take part in a group that may have several; --lift takes it back in. What has failed until then
-    speaks against it no more; what fails later does.
+    does not take part in a group that may have several, a checkpoint is restored only where no other is left,
+    and a launch in such an image is refused; data objects and storage are named at every start. --lift takes
+    one back in. What has failed until then speaks against it no more; what fails later does.
     """
     if lift is not None:
         return show(_lifted(root, Unit(lift[0]), lift[1], reason), as_json=as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from durable_core.launch.classes import F
+from durable_core.launch.classes import F, Unit
 from durable_core.launch.invariants import Terms
 from durable_core.launch.retry import Policy
 from durable_core.spec import Budgets, RunSpec
@@ -23,7 +23,15 @@ def policy(spec: RunSpec) -> Policy:
         repeats_elsewhere=failure.repeat_threshold,
         limits=limits(spec.budgets),
         declared=failure.max_restarts is not None,
+        quarantine=permitted(spec),
     )
+
+
+def permitted(spec: RunSpec) -> frozenset[Unit]:
+    """What may be left out without asking. A domain is its nodes, and which checkpoint is restored is never
+    asked."""
+    named = {Unit(name) for name in spec.failure.quarantine}
+    return frozenset(named | {Unit.CHECKPOINT} | ({Unit.DOMAIN} if Unit.NODE in named else set()))
 
 
 def terms(spec: RunSpec, given: Terms) -> Terms:
@@ -40,6 +48,7 @@ def terms(spec: RunSpec, given: Terms) -> Terms:
         probation_steps=max(given.probation_steps, spec.recovery.probation_steps),
         rpo_steps=max(steps, default=None),
         rpo_s=max(seconds, default=None),
+        quarantine=permitted(spec),
     )
 
 

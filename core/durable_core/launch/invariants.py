@@ -10,7 +10,7 @@ from typing import Any
 from durable_core.commit.state import Failure, RunState
 from durable_core.engine.beats import Beat
 from durable_core.engine.words import Facts, Member
-from durable_core.launch.classes import DRAINED, F
+from durable_core.launch.classes import DRAINED, F, Unit
 from durable_core.launch.evidence import Unfit
 from durable_core.launch.machine import State, current
 
@@ -42,7 +42,8 @@ class Terms:
     """``join_s``: for all members to join, no less than one of them may build and restore; ``drain_s``: for a
     planned stop; ``diagnosis_s``: between a suspicion and the end of a group, so that stacks can be written;
     ``silence_s``: several missed reports of an agent; ``probation_steps``: verified steps after a restore;
-    ``rpo_steps``, ``rpo_s``: training that may be unrecoverable, if that is declared."""
+    ``rpo_steps``, ``rpo_s``: training that may be unrecoverable, if that is declared; ``quarantine``: what
+    may be left out without asking."""
 
     join_s: float = 600.0
     drain_s: float = 300.0
@@ -51,6 +52,7 @@ class Terms:
     probation_steps: int = 2
     rpo_steps: int | None = None
     rpo_s: float | None = None
+    quarantine: frozenset[Unit] = frozenset(Unit)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from durable_core.errors import UsageError
-from durable_core.launch.classes import TABLE, F
+from durable_core.launch.classes import TABLE, F, Unit
 from durable_core.launch.classify import DOMAIN_LOSSES
 
 
@@ -25,7 +25,8 @@ class Policy:
     failures of the program on one placement that prove it deterministic; ``repeats_elsewhere``: placements
     that do. ``domain_losses`` nodes of one domain within ``domain_window_s`` are one loss of the domain.
     ``limits``: of what ``spent`` measures (``wall_s``, ``lost_steps``, ``device_hours``, ``cost``, ...);
-    reached, the run is given up.
+    reached, the run is given up. ``quarantine``: what may be left out without asking. ``image``: that the
+    workers of this launch run in, ``""`` where nobody says.
     """
 
     restarts: int = 10
@@ -40,6 +41,8 @@ class Policy:
     limits: Mapping[str, float] = field(default_factory=dict)
     launch_restarts: int | None = None
     declared: bool = True
+    quarantine: frozenset[Unit] = frozenset(Unit)
+    image: str = ""
 
     def __post_init__(self) -> None:
         named = {"restarts": self.restarts, "one launch": self.launch_restarts or 0}

@@ -3,8 +3,9 @@ is still to be recorded of it. Pure, and level-triggered: what has been recorded
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 from durable_core.commit.state import Failure, RunState
@@ -52,6 +53,15 @@ class Standing:
     reason: str
     since: float | None
 
+    def __str__(self) -> str:
+        return f"{self.unit.value} {self.name} is in quarantine{_at(self.since)}: {self.reason}"
+
+
+def _at(time: float | None) -> str:
+    if time is None:
+        return ""
+    return f" since {datetime.fromtimestamp(time, timezone.utc).isoformat(timespec='seconds')}"
+
 
 def standing(run: RunState) -> tuple[Standing, ...]:
     """What is in quarantine now, by unit and name: why, and since when."""
@@ -83,11 +93,12 @@ def barred(run: RunState, host: str, *, most: int) -> Standing | None:
     return next(of_host, None)
 
 
-def unrecorded(run: RunState) -> Iterator[dict[str, Any]]:
+def unrecorded(run: RunState, permitted: Collection[Unit] = tuple(Unit)) -> Iterator[dict[str, Any]]:
     """The quarantines that are due and no record speaks of: payloads of ``quarantine``.
 
     Those that failures were decided with (the agent that decides records them too; this is for the one that
-    was killed before it could), and nodes that a replay has shown to compute wrong.
+    was killed before it could), and nodes that a replay has shown to compute wrong, where nodes are among
+    what is ``permitted`` to be left out.
     """
     out = quarantined(run)
     said = {(line.get("unit"), line.get("name")) for line in run.quarantines}
@@ -107,7 +118,7 @@ def unrecorded(run: RunState) -> Iterator[dict[str, Any]]:
                 due.add((unit, name))
                 yield {"unit": unit, "name": name, "reason": reason, "failure": failure.op_id}
     for suspect in suspects(run):
-        if (suspect.unit.value, suspect.name) not in said | due:
+        if suspect.unit in permitted and (suspect.unit.value, suspect.name) not in said | due:
             reason = "a replay came past what was found there: it computed wrong"
             yield {"unit": suspect.unit.value, "name": suspect.name, "reason": reason}
 

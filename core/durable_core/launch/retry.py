@@ -7,7 +7,7 @@ counts. Chance arrives as a number, so that all who decide from one journal deci
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,6 +62,12 @@ class Decision:
     def again(self) -> bool:
         return self.action in AGAIN
 
+    @property
+    def told(self) -> str:
+        """Why, and what is no longer counted on."""
+        out = ", ".join(f"{one.unit.value} {one.name}" for one in self.quarantine)
+        return self.reason + (f"; in quarantine from now on: {out}" if out else "")
+
 
 @dataclass(frozen=True)
 class _Case:
@@ -98,7 +104,11 @@ def decide(state: RunState, verdict: Verdict, policy: Policy, *, jitter: float, 
     case = _Case(state, verdict, policy, jitter, now, spent or {}, past(state, by))
     decision = next(filter(None, (rule(case) for rule in _RULES)), None)
     decision = decision or _again(case, verdict.failure, verdict.reason)
-    return decision if spare else _kept(decision)
+    denied = frozenset(Unit) - policy.quarantine
+    decision = _kept(decision, denied, "failure.quarantine does not name that")
+    if spare:
+        return decision
+    return _kept(decision, {Unit.NODE}, "the group has no other node (--nnodes MIN:MAX)")
 
 
 def record(state: RunState, verdict: Verdict, decision: Decision, by: str = "") -> dict[str, Any]:
@@ -144,14 +154,15 @@ def suspects(state: RunState) -> tuple[Quarantine, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _kept(decision: Decision) -> Decision:
-    """The nodes stay that no other can stand in for: a run of which none is left is no better off."""
-    nodes = [one.name for one in decision.quarantine if one.unit is Unit.NODE]
-    if not nodes:
+def _kept(decision: Decision, units: Collection[Unit], why: str) -> Decision:
+    """Without what stays, and why: nobody may leave it out, or no other can stand in for it (a run of which
+    no node is left is no better off)."""
+    names = [one.name for one in decision.quarantine if one.unit in units]
+    if not names:
         return decision
-    rest = tuple(one for one in decision.quarantine if one.unit is not Unit.NODE)
-    why = f"{', '.join(nodes)} would be left out, and the group has no other node (--nnodes MIN:MAX)"
-    return replace(decision, quarantine=rest, reason=f"{decision.reason}; {why}")
+    rest = tuple(one for one in decision.quarantine if one.unit not in units)
+    told = f"{', '.join(names)} would be left out, and {why}"
+    return replace(decision, quarantine=rest, reason=f"{decision.reason}; {told}")
 
 
 # --- the rules, in their order ---------------------------------------------------------------
@@ -333,6 +344,7 @@ def _quarantine(case: _Case, failure: F) -> tuple[Quarantine, ...]:
     name = {
         Unit.NODE: verdict.place,
         Unit.DOMAIN: verdict.domain,
+        Unit.IMAGE: case.policy.image,
         Unit.DATA: verdict.object,
         Unit.STORAGE: verdict.object,
         Unit.CHECKPOINT: verdict.object,

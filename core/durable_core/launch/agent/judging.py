@@ -192,7 +192,7 @@ class Judge:
             while token is not None and self._unrecorded:
                 state = books.failed(token, self._unrecorded[0])
                 del self._unrecorded[0]
-                for payload in quarantine.unrecorded(state):
+                for payload in quarantine.unrecorded(state, self.policy(state).quarantine):
                     books.maintain(Kind.QUARANTINE, payload)
         except (TierError, RecordRefused, LostSlot) as error:
             self.say(f"the failure is not recorded yet: {error}")
@@ -204,7 +204,7 @@ class Judge:
         if decision.again:
             step = state.head_step if decision.onset is None else None  # from before it: who claims will see
             nth = self._nth(state) if decision.charged else ""
-            return Verdict(None, decision.reason, decision.delay_s, known, decision.onset, nth, step)
+            return Verdict(None, decision.told, decision.delay_s, known, decision.onset, nth, step)
         if decision.action is retry.Action.FAIL and books is not None:
             try:
                 token = books.mine()
@@ -214,7 +214,7 @@ class Judge:
             except (TierError, FencedError, LostSlot) as error:
                 self.say(f"that the run has failed is not recorded: {error}")
         return Verdict(
-            decision.exit_code, f"{known}, {decision.failure.called}: {decision.reason}", reason=known
+            decision.exit_code, f"{known}, {decision.failure.called}: {decision.told}", reason=known
         )
 
     def _nth(self, state: RunState) -> str:

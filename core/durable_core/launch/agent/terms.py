@@ -58,6 +58,7 @@ class Terms:
         and takes the place of a budget that nobody declared."""
         spec = self.declared(state)
         policy, asked = declared.policy(spec), self.flags.max_restarts
+        policy = replace(policy, image=self.spec.provenance.image or "")  # this launch's, not the journal's
         if asked is None:
             return policy
         open_ended = spec.failure.max_restarts is None
@@ -103,6 +104,8 @@ class Terms:
             say(f"preflight: {report.reason}; trying again in {pause:g} s")
             if wait(pause):
                 break
+        for note in report.notes:
+            say(f"preflight: {note}")
         return report.reason
 
 

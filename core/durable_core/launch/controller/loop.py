@@ -232,7 +232,7 @@ class Controller:
     def _maintain(self, run: RunState) -> None:
         """Quarantines and demotions that are due, and the bundles of failures that agents recorded."""
         assert self.office is not None
-        for payload in tuple(quarantine.unrecorded(run)):
+        for payload in tuple(quarantine.unrecorded(run, self._terms.quarantine)):
             self.office.maintain(Kind.QUARANTINE, payload)
         if run.terminal is None:
             demoted = quarantine.demotable(run, self._terms.probation_steps)

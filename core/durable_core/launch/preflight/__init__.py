@@ -34,6 +34,7 @@ QUICK: tuple[Check, ...] = (
     Check("create-exclusive", storage.create_exclusive, store=True),
     Check("links and fsync", storage.posix, store=True),
     Check("journal", running.journal, store=True),
+    Check("quarantine", running.quarantine, store=True),
     Check("capacity", storage.capacity, store=True),
     Check("host memory", host.memory, store=True),
     Check("clock skew", host.clock_skew, store=True),

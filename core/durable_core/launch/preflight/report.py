@@ -16,16 +16,18 @@ class Outcome(str, enum.Enum):
 @dataclass(frozen=True)
 class Found:
     """One check's answer. ``transient``: of a failure, whether the same check may pass a little later without
-    anybody mending anything (a store that is slow), so that waiting is worth it."""
+    anybody mending anything (a store that is slow), so that waiting is worth it. ``note``: what nothing fails
+    for, and whoever starts the run has to know."""
 
     outcome: Outcome
     evidence: str
     hint: str = ""
     transient: bool = False
+    note: str = ""
 
 
-def ok(evidence: str) -> Found:
-    return Found(Outcome.OK, evidence)
+def ok(evidence: str, note: str = "") -> Found:
+    return Found(Outcome.OK, evidence, note=note)
 
 
 def failed(evidence: str, hint: str, *, transient: bool = False) -> Found:
@@ -46,10 +48,11 @@ class Result:
     hint: str
     seconds: float
     transient: bool = False
+    note: str = ""
 
     @staticmethod
     def of(check: str, found: Found, seconds: float) -> Result:
-        return Result(check, found.outcome, found.evidence, found.hint, seconds, found.transient)
+        return Result(check, found.outcome, found.evidence, found.hint, seconds, found.transient, found.note)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,10 @@ class Report:
     def transient(self) -> bool:
         """Whether everything that failed may pass later by itself."""
         return bool(self.failed) and all(result.transient for result in self.failed)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(result.note for result in self.results if result.note)
 
     @property
     def reason(self) -> str:

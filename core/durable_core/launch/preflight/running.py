@@ -5,8 +5,10 @@ from __future__ import annotations
 from durable_core.engine.held import NEEDED, classes_held
 from durable_core.errors import CorruptError, NotFoundError
 from durable_core.launch.capabilities import obstacles
+from durable_core.launch.classes import Unit
 from durable_core.launch.preflight.report import Found, failed, not_applicable, ok
 from durable_core.launch.preflight.target import Target
+from durable_core.launch.quarantine import standing
 
 
 def journal(target: Target) -> Found:
@@ -24,6 +26,27 @@ def journal(target: Target) -> Found:
     if state.terminal is not None and state.terminal.outcome != "succeeded":
         return failed(f"{told}: the run has {state.terminal.outcome}", "start another run under another root")
     return ok(told)
+
+
+def quarantine(target: Target) -> Found:
+    """The image that the run is to start in is not in quarantine. Data objects and storage that are: the next
+    attempt meets them again, unless its dataset or a person sees to it."""
+    try:
+        run = target.run
+    except CorruptError:
+        return not_applicable("the journal cannot be read")
+    if run is None:
+        return not_applicable("there is no run here yet")
+    found, image = standing(run.state), target.spec.provenance.image
+    lift = f"once it is mended: durable quarantine {target.tier.location} --lift"
+    for one in found:
+        if (one.unit, one.name) == (Unit.IMAGE, image):
+            return failed(str(one), f"start another image; {lift} image {image}")
+    met = [one for one in found if one.unit in (Unit.DATA, Unit.STORAGE)]
+    if not met:
+        return ok("nothing that a start would meet is in quarantine")
+    told = "; ".join(map(str, met))
+    return ok(told, f"{told} ({lift} {met[0].unit.value} {met[0].name})")
 
 
 def coverage(target: Target) -> Found:

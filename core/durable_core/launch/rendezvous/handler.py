@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from pathlib import Path
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # untold to type checkers
@@ -289,7 +289,7 @@ class RunRendezvous(RendezvousHandler):
         why = None if run is None else quarantine.barred(run, host, most=most)
         if why is not None:
             raise NodeQuarantined(
-                f"{host} is in quarantine{_at(why.since)}: {why.reason}",
+                str(why),
                 hint=f"start another host in its place; once it is mended: durable quarantine {self._root} "
                 f"--lift node {host}",
             )
@@ -351,12 +351,6 @@ class RunRendezvous(RendezvousHandler):
         with contextlib.suppress(DistError):
             self._say_farewell()
             self._info.store.wait(others, timedelta(seconds=FAREWELL_S))
-
-
-def _at(time: float | None) -> str:
-    if time is None:
-        return ""
-    return f" since {datetime.fromtimestamp(time, timezone.utc).isoformat(timespec='seconds')}"
 
 
 def _place(root: str) -> Path:
