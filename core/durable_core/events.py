@@ -300,16 +300,6 @@ class KnownGoodMarked(Event):
 
 
 @dataclass(frozen=True)
-class GenerationStarted(Event):
-    """This process group owns the run. ``reason`` says why this restore point was chosen."""
-
-    generation: int
-    restore_point: int | None
-    members: tuple[str, ...]
-    reason: str
-
-
-@dataclass(frozen=True)
 class WasFenced(Event):
     """A newer owner exists: this writer has stopped. ``found`` is the generation now in the journal."""
 
@@ -323,13 +313,6 @@ class PromiseLowered(Event):
     was: Promise
     now: Promise
     reason: str
-
-
-@dataclass(frozen=True)
-class SpecWarned(Event):
-    """The script differs from the run's spec in ways the journal decides; one sentence each."""
-
-    reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from durable_core.commit import reuse
 from durable_core.commit.claim import mark_corrupt
 from durable_core.commit.collect import retire, sweep
 from durable_core.commit.journal import EMPTY, replay
-from durable_core.commit.plan import agreed, check_receipts, object_of, plan, unite
+from durable_core.commit.plan import agreed, check_receipts, object_of, patched, plan, unite
 from durable_core.commit.retention import Retention
 from durable_core.commit.reuse import Base
 from durable_core.commit.save import save_coordinator, save_writer
@@ -43,11 +43,6 @@ def info(key, n, version=0):
 
 def lies(what, c, begin=8):
     return PlacedSlice(what, name_of(c).shard("dp0"), begin)
-
-
-def patched(what, before, patch):
-    """``before``, made ``what`` by one more patch."""
-    return reuse.Reuse({}, frozenset(), {what.slice: before}, {}).patched(what, patch)
 
 
 def base_of(pieces, sizes=None, **how):
@@ -144,27 +139,18 @@ def test_worn_slices_are_written_whole_one_after_the_other():
     assert not reuse.reuse([info("e", 1000, 2)], base_of([full])).patchable
 
 
-def test_a_small_patch_in_a_dead_object_is_moved_and_the_slice_is_not():
-    """Beside an adapter that every save replaces it would lie in an object that is dead but for it."""
-    base, adapter = info("e", 100_000), name_of(7).shard("dp0")
-    piece = patched(info("e", 100_000, 1), lies(base, 3), Extent(adapter, 8, 60, "0" * 32))
-    for now in (piece.info, info("e", 100_000, 2)):
-        found = reuse.reuse([now], base_of([piece], {adapter: 1000}))
-        assert found.patchable == {base.slice: piece} and found.merged == {base.slice}
-        assert not found.kept and found.lasting(base.slice) == (now == piece.info)
-        moved = Extent(name_of(NOW).lasting("dp0"), 8, 60, "1" * 32)
-        assert found.patched(now, moved).extents == (piece.base, moved)
-    alive = reuse.reuse([piece.info], base_of([piece]))
-    assert alive.kept and not alive.merged and not alive.patchable
-
-
-def test_patches_larger_than_half_the_slice_are_not_merged():
-    base = info("e", 1000)
-    patches = [Extent(name_of(c).shard("dp0"), 8, 300, f"{c}" * 32) for c in (6, 7)]
-    piece = patched(info("e", 1000, 1), lies(base, 3), patches[0])
-    piece = replace(piece, patches=tuple(patches))
-    found = reuse.reuse([piece.info], base_of([piece], {patches[0].object: 1000}))
-    assert not found.patchable and not found.merged and set(found.moved) == {base.slice}
+def test_what_was_patched_and_changes_no_more_is_written_whole_and_then_a_second_time(monkeypatch):
+    monkeypatch.setattr(reuse, "TWIN_SHARE", 1)
+    now = info("e", 1000, 1)
+    piece = patched(now, lies(info("e", 1000), 3), Extent(name_of(8).shard("dp0"), 8, 60, "0" * 32))
+    base = base_of([piece], twins=True)
+    assert reuse.reuse([now], base).kept, "it may change again"
+    old = replace(base, c=8 + reuse.TWIN_AGE)
+    found = reuse.reuse([now], old)
+    assert set(found.moved) == {now.slice} and found.lasting(now.slice) and not found.kept
+    assert not reuse.reuse([now], replace(old, twins=False)).moved
+    whole = replace(base_of([lies(now, 12)], twins=True), c=12 + reuse.TWIN_AGE)
+    assert reuse.reuse([now], whole).twins == {now.slice}
 
 
 def test_what_has_not_changed_is_written_apart_from_what_has(monkeypatch):
@@ -240,9 +226,9 @@ def receipts_of(offers, base, planned):
             extent = Extent(key, ends.get(key, 8), each.nbytes, each.xxh3)
             if each.slice in planned.reuse.twins:
                 placed.append(replace(planned.reuse.kept[each.slice], twin=extent))
-            elif before is not None and i % 2 and planned.reuse.room(each.slice):
+            elif before is not None and i % 2 and reuse.patch_room(before):
                 extent = replace(extent, nbytes=1)
-                placed.append(planned.reuse.patched(each, extent))
+                placed.append(patched(each, before, extent))
             else:
                 placed.append(PlacedSlice(each, extent.object, extent.begin))
             ends[key] = extent.begin + extent.nbytes

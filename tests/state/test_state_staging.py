@@ -233,10 +233,9 @@ def test_slices_cover_a_tensor_exactly_once_in_contiguous_runs(
 
 def test_a_slice_is_a_small_part_of_its_tensor_within_limits() -> None:
     mebibyte = 1 << 20
-    sizes = [0, 5, mebibyte, 32 * mebibyte, 33 * mebibyte, 1 << 31, 1 << 40]
-    assert [slice_bytes(n) for n in sizes] == [
-        mebibyte, mebibyte, mebibyte, mebibyte, 33 * mebibyte // 32, SLICE_BYTES, SLICE_BYTES,
-    ]  # fmt: skip
+    sizes = [0, 2 * mebibyte, 64 * mebibyte, 96 * mebibyte, 1 << 31, 1 << 40]
+    assert [slice_bytes(n) // mebibyte for n in sizes] == [2, 2, 2, 3, 64, 64]
+    assert SLICE_BYTES == 64 * mebibyte
 
 
 def test_big_tensors_are_cut_along_the_first_dimension() -> None:

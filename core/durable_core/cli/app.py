@@ -21,7 +21,7 @@ from durable_core.cli.doctor import doctor
 from durable_core.cli.drill import drill
 from durable_core.cli.known_good import known_good
 from durable_core.cli.launch import cancel, finalize, launch
-from durable_core.cli.options import size
+from durable_core.cli.options import root_argument, size
 from durable_core.cli.output import OK, USAGE, complain, epilog, fail, show
 from durable_core.cli.pilot import pilot
 from durable_core.cli.planning import plan
@@ -49,7 +49,7 @@ def _command(name: str, *, every_run: bool = False) -> Callable[[Body], Body]:
     def register(body: Body) -> Body:
         command = app.command(name, epilog=_EPILOG)(body)
         # Arguments are declared bottom up; ROOT comes first on the command line.
-        command.params.insert(0, _root(optional=every_run))
+        command.params.insert(0, root_argument(optional=every_run))
         command.params.append(
             click.Option(
                 ["--json", "as_json"], is_flag=True, help="One JSON document on stdout, nothing else."
@@ -58,10 +58,6 @@ def _command(name: str, *, every_run: bool = False) -> Callable[[Body], Body]:
         return body
 
     return register
-
-
-def _root(*, optional: bool) -> click.Argument:
-    return click.Argument(["root"], required=not optional, metavar="[ROOT]" if optional else "ROOT")
 
 
 _which = click.argument("c", type=click.IntRange(min=0), required=False, metavar="[C]")
@@ -75,7 +71,8 @@ _directory = click.option(
 def ls(root: str, as_json: bool) -> int:
     """List the committed checkpoints.
 
-    ROOT is a path or a URL (file://, s3://), as given to DurableCheckpoint or DurableSession.open.
+    ROOT is a path or a URL (file://, s3://), as given to DurableCheckpoint or DurableSession.open; under
+    Accelerate, as its option root says, or a project directory.
     """
     from durable_core.cli import views
 

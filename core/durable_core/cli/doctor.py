@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 import click
 
+from durable_core.cli.options import takes_root
 from durable_core.cli.output import FAILED, OK, Answer, Table, epilog, show
 from durable_core.clock import SystemClock
 from durable_core.commit.state import RunState
@@ -214,7 +215,7 @@ def _report(patient: Patient) -> Mapping[str, Any] | None:
 
 
 @click.command("doctor", epilog=epilog())
-@click.argument("root", metavar="ROOT")
+@takes_root
 @click.option("--max-age-days", type=click.FloatRange(min=0, min_open=True), default=7.0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 def doctor(root: str, max_age_days: float, as_json: bool) -> int:

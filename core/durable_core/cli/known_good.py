@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from durable_core.cli.options import takes_root
 from durable_core.cli.output import Answer, Table, epilog, show
 from durable_core.clock import SystemClock
 from durable_core.commit import marks, trust
@@ -22,7 +23,7 @@ _number = click.IntRange(min=0)
 
 
 @click.command("known-good", epilog=_EPILOG)
-@click.argument("root", metavar="ROOT")
+@takes_root
 @click.option("--mark", type=_number, metavar="C", help="Mark checkpoint C, on the evidence given.")
 @click.option("--evidence", metavar="TEXT", help="What was judged, and by whom: goes with --mark.")
 @click.option("--revoke", type=_number, metavar="C", help="C is not known good any more.")

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from durable_core.cli.options import takes_root
 from durable_core.cli.output import EXIT_CODES, FAILED, OK, Answer, Table, epilog, show
 from durable_core.clock import SystemClock
 from durable_core.errors import DurableError, RunEnded
@@ -45,7 +46,7 @@ def _say(line: str) -> None:
 
 
 @click.command("cancel", epilog=_OTHERS)
-@click.argument("root", metavar="ROOT")
+@takes_root
 @click.option("--as", "principal", required=True, help="Who cancels: one that the run's spec names.")
 @click.option("--reason", default="", help="For the record.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
@@ -97,7 +98,7 @@ def _cancel(root: str, principal: str, reason: str) -> Answer:
 
 
 @click.command("finalize", epilog=_OTHERS)
-@click.argument("root", metavar="ROOT")
+@takes_root
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 def finalize(root: str, as_json: bool) -> int:
     """Show what came of a run that has ended.

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from durable_core.cli.options import takes_root
 from durable_core.cli.output import Answer, Table, epilog, show
 from durable_core.clock import SystemClock
 from durable_core.commit.claim import maintain
@@ -22,7 +23,7 @@ _UNITS = [unit.value for unit in Unit if unit is not Unit.NOTHING]
 
 
 @click.command("quarantine", epilog=_EPILOG)
-@click.argument("root", metavar="ROOT")
+@takes_root
 @click.option("--lift", nargs=2, type=(click.Choice(_UNITS), str), metavar="UNIT NAME", help="Take it back.")
 @click.option("--reason", default="by hand", help="Why: goes with --lift, for the record.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")

@@ -69,33 +69,16 @@ class Describe:
 
 
 @dataclass(frozen=True)
-class Read:
-    """Result: the ``bytes`` of an extent, which have its digest; ``None`` when they cannot be had now."""
-
-    extent: Extent
-
-
-@dataclass(frozen=True)
-class Patchable:
-    """A slice of which an earlier version, ``before``, is stored, and the bytes that a patch may take.
-
-    ``merged``: runs (begin, length) that the patch has in any case, for it replaces the patches there are."""
-
-    before: PlacedSlice
-    room: int
-    merged: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True)
 class WriteShard:
     """Write these staged slices as one durable object. Result: ``WrittenShard``.
 
-    Whoever performs this writes a patch instead of a slice that is ``patchable``, or the slice.
+    ``patchable``: for slices of which an earlier version is stored, where that is, and the bytes that a patch
+    may take. Whoever performs this writes such a patch instead of the slice, or the slice.
     """
 
     key: str
     slices: tuple[SliceKey, ...]
-    patchable: Mapping[SliceKey, Patchable] = field(default_factory=dict)
+    patchable: Mapping[SliceKey, tuple[PlacedSlice, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -155,13 +138,13 @@ class Reached:
 
 
 Effect = (
-    Get | PutIfAbsent | SyncTail | Size | ListKeys | Delete | Describe | Read | WriteShard
+    Get | PutIfAbsent | SyncTail | Size | ListKeys | Delete | Describe | WriteShard
     | Confirm | Estimate | Now | WallTime | Wait | NewId | Reached
 )  # fmt: skip
 Program = Generator[Effect, Any, T]
 
 __all__ = [
-    "Confirm", "Delete", "Describe", "Effect", "Estimate", "Get", "ListKeys", "NewId", "Now", "Patchable",
-    "Program", "PutIfAbsent", "Reached", "Read", "Size", "SliceInfo", "SyncTail", "Wait", "WallTime",
-    "WriteShard", "WrittenShard",
+    "Confirm", "Delete", "Describe", "Effect", "Estimate", "Get", "ListKeys", "NewId", "Now", "Program",
+    "PutIfAbsent", "Reached", "Size", "SliceInfo", "SyncTail", "Wait", "WallTime", "WriteShard",
+    "WrittenShard",
 ]  # fmt: skip

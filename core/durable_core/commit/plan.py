@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from durable_core.commit.reuse import Base, Reuse, reuse
+from durable_core.commit.reuse import Base, Reuse, patch_room, reuse
 from durable_core.errors import CommitAborted, CoverageError
 from durable_core.format import digests
 from durable_core.format.coverage import cover
 from durable_core.format.layout import CheckpointName
 from durable_core.format.manifest import SHARED, TensorEntry
 from durable_core.format.receipt import Offer, Receipt, encode_receipt
-from durable_core.types import ObjectInfo, PlacedSlice, SliceInfo, SliceKey
+from durable_core.types import Extent, ObjectInfo, PlacedSlice, SliceInfo, SliceKey
 
 #: The document that is each role's own even when all are equal.
 OWN_DOCUMENT = "role"
@@ -133,15 +133,23 @@ def object_of(piece: SliceKey, found: Reuse, name: CheckpointName, role: str) ->
 
 
 def _is_placed(piece: PlacedSlice, found: Reuse, target: str) -> bool:
-    """Written whole, or as a patch on what the parent has, or as the second copy of that."""
+    """Written whole, or as one patch more on what the parent has, or as the second copy of that."""
     key, last = piece.info.slice, piece.extents[-1]
     if last.object != target:
         return False
     if key in found.twins:
         return piece == replace(found.kept[key], twin=last)
-    if key not in found.patchable or piece.object == target:
+    before = found.patchable.get(key)
+    if before is None or piece.object == target:
         return piece == PlacedSlice(piece.info, target, piece.begin)
-    return last.nbytes <= found.room(key) and piece == found.patched(piece.info, last)
+    return last.nbytes <= patch_room(before) and piece == patched(piece.info, before, last)
+
+
+def patched(info: SliceInfo, before: PlacedSlice, patch: Extent) -> PlacedSlice:
+    """``before``, made ``info`` by one more patch."""
+    return PlacedSlice(
+        info, before.object, before.begin, (*before.patches, patch), before.base_xxh3 or before.info.xxh3
+    )
 
 
 def check_coverage(placed: Iterable[PlacedSlice]) -> dict[str, TensorEntry]:

@@ -8,11 +8,11 @@ slice written although nothing changed, so that reuse stays bounded and no singl
   (``MAX_OWNERS``). Half an object must have been replaced before its rest is moved, so over time no more
   is moved than was changed, and what is stored is less than twice what is in use;
 * it has been kept for ``TWIN_AGE`` checkpoints: all retained ones will rest on that one copy. It gets a
-  *twin*, a second copy with the same digest, a fair share of the state (``TWIN_SHARE``) at each save.
+  *twin*, a second copy with the same digest, a fair share of the state (``TWIN_SHARE``) at each save. One
+  that has patches is written whole instead, and gets its twin later.
 
 A changed slice may be written as a *patch* on what the parent has, until its patches are too many or too
-large (``MAX_PATCHES``, ``PATCHED_SHARE``). Where a patch lies in an object that is given up, all patches of
-the slice are *merged* into a new one: what is moved is what was changed, and not the slice.
+large (``MAX_PATCHES``, ``PATCHED_SHARE``).
 
 What is written although it has not changed will not change soon either. It goes into an object of its own
 (``lasting``): beside what the next save replaces it would lie in an object that is dead but for it, to be
@@ -28,17 +28,17 @@ from dataclasses import dataclass, field
 
 from durable_core.format import layout
 from durable_core.format.manifest import Manifest
-from durable_core.types import Extent, PlacedSlice, SliceInfo, SliceKey
+from durable_core.types import PlacedSlice, SliceInfo, SliceKey
 
 #: An object with less of it in use is given up, its living slices are written anew.
 LIVE_SHARE = 0.5
 #: Checkpoints in whose directories a manifest may refer to objects, itself not counted: those of all second
-#: copies (1 / ``TWIN_SHARE``), and half as many more.
-MAX_OWNERS = 96
+#: copies (``TWIN_SHARE`` may be used by half), of the patches of a slice, and some more.
+MAX_OWNERS = 192
 #: Checkpoints after which a kept slice gets a second copy.
 TWIN_AGE = 4
 #: Of the state's bytes, what second copies may take at each save; a larger slice takes its turn alone.
-#: (As tensors are cut, ``state.slices``, that is a 32nd of the state or a mebibyte at most.)
+#: (As tensors are cut, ``state.slices``, that is a 32nd of the state or 2 MiB at most.)
 TWIN_SHARE = 1 / 64
 #: Patches of one slice, and the bytes of all of them in relation to the slice, before it is written whole.
 MAX_PATCHES = 48
@@ -70,31 +70,18 @@ class Base:
 class Reuse:
     """``kept``: slices referred to where they lie. ``twins``: those of them that get a second copy.
     ``patchable``: changed slices, with the parent's, that may be written as a patch. ``moved``: unchanged
-    slices that are written all the same, with the reason. ``merged``: those of the patchable whose new patch
-    replaces the ones there are; if they are in ``moved``, for nothing else. ``held``: those kept that have
-    changed, with their group."""
+    slices that are written all the same, with the reason. ``held``: those kept that have changed, with their
+    group."""
 
     kept: Mapping[SliceKey, PlacedSlice]
     twins: frozenset[SliceKey]
     patchable: Mapping[SliceKey, PlacedSlice]
     moved: Mapping[SliceKey, str]
-    merged: frozenset[SliceKey] = frozenset()
     held: Mapping[SliceKey, str] = field(default_factory=dict)
 
     def lasting(self, key: SliceKey) -> bool:
         """Whether what is written of it has not changed."""
         return key in self.twins or key in self.moved
-
-    def room(self, key: SliceKey) -> int:
-        """Bytes that the new patch of a patchable slice may take."""
-        before = self.patchable[key]
-        return merge_room(before) if key in self.merged else patch_room(before)
-
-    def patched(self, info: SliceInfo, patch: Extent) -> PlacedSlice:
-        """A patchable slice, made ``info`` by its new patch."""
-        before = self.patchable[info.slice]
-        patches = (patch,) if info.slice in self.merged else (*before.patches, patch)
-        return PlacedSlice(info, before.object, before.begin, patches, before.base_xxh3 or before.info.xxh3)
 
 
 def reuse(stored: Iterable[SliceInfo], base: Base | None) -> Reuse:
@@ -127,23 +114,21 @@ def reuse(stored: Iterable[SliceInfo], base: Base | None) -> Reuse:
         copies = [e for e in piece.extents if e.object not in given_up]
         if copies and not piece.patches:
             kept[key] = PlacedSlice(piece.info, copies[0].object, copies[0].begin)
-            continue
-        moved[key] = why
-        del kept[key]
-        if piece.patches:
-            patchable[key] = piece
-    merged = set()
+        else:
+            moved[key] = why
+            del kept[key]
     for key, piece in list(patchable.items()):
-        if piece.object in given_up or (key in moved and merge_room(piece) < _patched(piece)):
+        if any(extent.object in given_up for extent in piece.extents):
             del patchable[key]
-        elif any(patch.object in given_up for patch in piece.patches):
-            merged.add(key)
     total = sum(info.nbytes for info in infos)
-    growing = [piece for key, piece in patchable.items() if key not in moved]
-    for key in _due_for_writing(growing, base, total):
+    for key in _due_for_writing(patchable.values(), base, total):
         del patchable[key]
-    twins = _due_for_a_twin(kept.values(), base, total) if base.twins else frozenset()
-    return Reuse({**kept, **stay}, twins, patchable, moved, frozenset(merged & patchable.keys()), held)
+    lonely = _due_for_a_twin(kept.values(), base, total) if base.twins else frozenset()
+    twins = frozenset(key for key in lonely if not kept[key].patches)
+    for key in lonely - twins:
+        moved[key] = f"it is {len(kept[key].patches)} patches, of which no second copy is made"
+        del kept[key]
+    return Reuse({**kept, **stay}, twins, patchable, moved, held)
 
 
 def _held(
@@ -182,16 +167,8 @@ def patch_room(piece: PlacedSlice) -> int:
     """Bytes that one more patch of ``piece`` may take; 0 when it is to be written whole."""
     if piece.twin is not None or len(piece.patches) >= MAX_PATCHES:
         return 0
-    return max(0, min(int(piece.info.nbytes * PATCHED_SHARE) - _patched(piece), merge_room(piece)))
-
-
-def merge_room(piece: PlacedSlice) -> int:
-    """Bytes that a patch of ``piece`` may take when it is the only one."""
-    return piece.info.nbytes // 2
-
-
-def _patched(piece: PlacedSlice) -> int:
-    return sum(patch.nbytes for patch in piece.patches)
+    taken = sum(patch.nbytes for patch in piece.patches)
+    return max(0, min(int(piece.info.nbytes * PATCHED_SHARE) - taken, piece.info.nbytes // 2))
 
 
 def _alike(info: SliceInfo, piece: PlacedSlice) -> bool:
@@ -236,11 +213,15 @@ def _due_for_a_twin(kept: Iterable[PlacedSlice], base: Base, total: int) -> froz
     lonely = [
         piece
         for piece in kept
-        if piece.twin is None and not piece.patches and piece.info.nbytes
-        and base.c - owner(piece.object) >= TWIN_AGE
-    ]  # fmt: skip
-    lonely.sort(key=lambda p: (owner(p.object), p.info.slice.key, p.info.slice.offsets))
+        if piece.twin is None and piece.info.nbytes and base.c - _newest(piece) >= TWIN_AGE
+    ]
+    lonely.sort(key=lambda p: (_newest(p), p.info.slice.key, p.info.slice.offsets))
     return _fair_share(lonely, base.c, int(total * TWIN_SHARE))
+
+
+def _newest(piece: PlacedSlice) -> int:
+    """The checkpoint in which it was last written, if only in part."""
+    return max(owner(extent.object) for extent in piece.extents)
 
 
 def _due_for_writing(patchable: Iterable[PlacedSlice], base: Base, total: int) -> frozenset[SliceKey]:
@@ -252,8 +233,8 @@ def _due_for_writing(patchable: Iterable[PlacedSlice], base: Base, total: int) -
 
 def _wear(piece: PlacedSlice) -> float:
     """How near a slice is to having to be written whole: 0 to 1."""
-    taken = _patched(piece) / max(1.0, piece.info.nbytes * PATCHED_SHARE)
-    return max(len(piece.patches) / MAX_PATCHES, taken)
+    taken = sum(patch.nbytes for patch in piece.patches)
+    return max(len(piece.patches) / MAX_PATCHES, taken / max(1.0, piece.info.nbytes * PATCHED_SHARE))
 
 
 def _fair_share(pieces: Iterable[PlacedSlice], c: int, share: int) -> frozenset[SliceKey]:

@@ -11,23 +11,20 @@ from durable_core.commit.effects import (
     Describe,
     Estimate,
     Get,
-    Patchable,
     Program,
-    Read,
     WriteShard,
     WrittenShard,
 )
 from durable_core.commit.machine import Event, Walk
 from durable_core.commit.objects import poll, put_document
-from durable_core.commit.plan import Plan, agreed, object_of, plan
+from durable_core.commit.plan import Plan, agreed, object_of, patched, plan
 from durable_core.commit.request import SaveRequest
-from durable_core.commit.reuse import Base, Reuse, is_distrusted
+from durable_core.commit.reuse import Base, Reuse, is_distrusted, patch_room
 from durable_core.commit.state import CheckpointInfo
 from durable_core.commit.watch import Watch
 from durable_core.errors import CommitAborted, CorruptError
 from durable_core.format import digests
 from durable_core.format import manifest as manifests
-from durable_core.format import patch as patches
 from durable_core.format import receipt as receipts
 from durable_core.format.layout import CheckpointName
 from durable_core.format.receipt import LedgerSegment, Offer, Receipt
@@ -67,7 +64,7 @@ def write_part(walk: Walk, attempt: Attempt, watch: Watch) -> Program[tuple[Rece
         base = yield from _worthwhile(base)
     alone = len(request.roles) == 1
     if alone and base is None and request.slices is not None:
-        written = yield from _write_early(attempt, request.slices)
+        written = yield from _write(attempt, request.slices, plan({}).reuse)
         offered: tuple[SliceInfo, ...] = yield Describe()  # hashed while it was being written
         planned = plan({request.role: offered})
     else:
@@ -77,7 +74,8 @@ def write_part(walk: Walk, attempt: Attempt, watch: Watch) -> Program[tuple[Rece
         else:
             planned = yield from _agree(attempt, offered, base, watch)
             walk.on(Event.OFFER)
-        written = yield from _write(attempt, planned)
+        wanted = tuple(info.slice for info in planned.write[request.role])
+        written = yield from _write(attempt, wanted, planned.reuse)
     yield Confirm()  # the receipt is what says that these bytes are the state at this step
     walk.on(Event.WRITE)
     segment = yield from _put_segment(attempt)
@@ -131,45 +129,19 @@ def _worthwhile(base: Base | None) -> Program[Base | None]:
     return base if unchanged >= WORTH_PLANNING else None
 
 
-def _write_early(attempt: Attempt, slices: tuple[SliceKey, ...]) -> Program[Written]:
-    """All of them, before it is known what they hash to."""
-    if not slices:
-        return ()
-    shard: WrittenShard = yield WriteShard(attempt.name.shard(attempt.request.role), slices)
-    return ((shard, slices),)
-
-
-def _write(attempt: Attempt, planned: Plan) -> Program[Written]:
-    """What is planned for this role: what changed, then what did not, each as one object if there is any."""
-    role, found, name = attempt.request.role, planned.reuse, attempt.name
-    patchable: dict[SliceKey, Patchable] = {}
+def _write(attempt: Attempt, wanted: tuple[SliceKey, ...], found: Reuse) -> Program[Written]:
+    """What changed, then what did not, each as one object if there is any."""
     objects: dict[str, list[SliceKey]] = {}
-    for piece in (info.slice for info in planned.write[role]):
-        objects.setdefault(object_of(piece, found, name, role), []).append(piece)
-        if piece in found.patchable:
-            merged = (yield from _runs(found.patchable[piece])) if piece in found.merged else ()
-            if merged is not None:
-                patchable[piece] = Patchable(found.patchable[piece], found.room(piece), merged)
+    for piece in sorted(wanted, key=found.lasting):  # what may be patched comes first, with the parent's slot
+        key = object_of(piece, found, attempt.name, attempt.request.role)
+        objects.setdefault(key, []).append(piece)
     written = []
-    for key in (name.shard(role), name.lasting(role)):  # only the first compares with the parent's slot
-        if key not in objects:
-            continue
-        pieces = tuple(objects[key])
-        how = {piece: patchable[piece] for piece in pieces if piece in patchable}
-        shard: WrittenShard = yield WriteShard(key, pieces, how)
-        written.append((shard, pieces))
+    for key, pieces in objects.items():
+        before = {piece: found.patchable[piece] for piece in pieces if piece in found.patchable}
+        room = {piece: (placed, patch_room(placed)) for piece, placed in before.items()}
+        shard: WrittenShard = yield WriteShard(key, tuple(pieces), room)
+        written.append((shard, tuple(pieces)))
     return tuple(written)
-
-
-def _runs(piece: PlacedSlice) -> Program[tuple[patches.Run, ...] | None]:
-    """What the patches of a slice write over; ``None`` when one cannot be read, and so not be replaced."""
-    found = []
-    for extent in piece.patches:
-        data = yield Read(extent)
-        if data is None:
-            return None
-        found.append(patches.runs(data, piece.info.nbytes, key=extent.object))
-    return patches.union(*found)
 
 
 def _agree(
@@ -217,7 +189,7 @@ def _placed(wanted: Sequence[SliceInfo], written: Written, found: Reuse) -> tupl
         if info.slice in found.twins:
             placed.append(replace(found.kept[info.slice], twin=Extent(key, begin, info.nbytes, info.xxh3)))
         elif patch is not None:
-            placed.append(found.patched(info, patch))
+            placed.append(patched(info, found.patchable[info.slice], patch))
         else:
             placed.append(PlacedSlice(info, key, begin))
     return tuple(placed)

@@ -26,7 +26,12 @@ from durable_core.tier.posix import PosixTier
 from durable_core.tier.remote import is_remote, open_remote
 from durable_core.types import CheckpointState
 
-_WHAT_ROOT = "ROOT is the directory or URL given to DurableCheckpoint or DurableSession.open"
+_WHAT_ROOT = (
+    "ROOT is the directory or URL given to DurableCheckpoint or DurableSession.open; under Accelerate, what "
+    "ACCELERATE_DURABLE_ROOT, --root or durable_config: names, else `durable` below the project directory"
+)
+#: Runs that a directory holds, at most as many are named to somebody who gave it for a root.
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,20 @@ def local_path(root: str | Path) -> Path:
     return Path(unquote(url.path))
 
 
+def holds_run(path: Path) -> bool:
+    """Whether a directory has a journal."""
+    return (path / layout.JOURNAL).is_dir()
+
+
+def _runs_below(path: Path) -> str:
+    """The way out for somebody who names a directory that holds roots; empty: it holds none."""
+    found = sorted({str(each.parent) for kind in ("*", "durable/*") for each in path.glob(f"{kind}/journal")})
+    if not found:
+        return ""
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f"runs are in {', '.join(found[:_NAMED])}{more}"
+
+
 def open_run(root: str | Path, *, clock: Clock | None = None, with_holes: bool = False) -> Reader:
     """Read the journal at ``root`` (a path, a ``file://`` URL or an object store's).
 
@@ -142,7 +161,8 @@ def open_tier(tier: Tier, *, clock: Clock | None = None, with_holes: bool = Fals
     view = performer.run(replay() if with_holes else replay_whole())
     if view.next_seq == 0:
         performer.run(replay_whole())  # the first record itself may be the one that is lost
-        raise RunNotFoundError(f"{tier.location}: no run here: it has no journal", hint=_WHAT_ROOT)
+        below = _runs_below(tier.root) if isinstance(tier, PosixTier) else ""
+        raise RunNotFoundError(f"{tier.location}: no run here: it has no journal", hint=below or _WHAT_ROOT)
     if not view.state.exists:
         raise RunNotFoundError(f"{tier.location}: its journal names no run")
     return Reader(tier, view)

@@ -8,7 +8,6 @@ from typing import Any, Protocol, TypeVar
 from durable_core.clock import Clock
 from durable_core.commit import effects as fx
 from durable_core.engine import probe
-from durable_core.engine.copies import COPY_ERRORS, read_extent
 from durable_core.errors import DurableError, ObjectNotFoundError, UsageError
 from durable_core.tier.base import Tier
 from durable_core.types import PlacedSlice, SliceInfo, SliceKey
@@ -27,7 +26,7 @@ class ShardSource(Protocol):
 
     def write(
         self, tier: Tier, key: str, slices: tuple[SliceKey, ...],
-        patchable: Mapping[SliceKey, fx.Patchable],
+        patchable: Mapping[SliceKey, tuple[PlacedSlice, int]],
     ) -> fx.WrittenShard: ...  # fmt: skip
 
 
@@ -57,7 +56,6 @@ class Performer:
             fx.Delete: lambda e: self.swept.delete(e.key),
             fx.Describe: lambda e: self._staged().describe(),
             fx.Confirm: lambda e: self._staged().confirm(),
-            fx.Read: self._read,
             fx.Estimate: lambda e: self._staged().estimate(e.pieces),
             fx.WriteShard: lambda e: self._staged().write(self.landing, e.key, e.slices, e.patchable),
             fx.Now: lambda e: self.clock.monotonic(),
@@ -106,17 +104,6 @@ class Performer:
                 return tier.size(effect.key)
             except ObjectNotFoundError:
                 continue
-        return None
-
-    def _read(self, effect: fx.Read) -> bytes | None:
-        extent = effect.extent
-        data = bytearray(extent.nbytes)
-        for tier in dict.fromkeys((self.landing, self.tier)):
-            try:
-                if read_extent(tier, extent, memoryview(data)) == extent.xxh3:
-                    return bytes(data)
-            except COPY_ERRORS:
-                continue  # that it cannot be had is an answer; a restore or a scrub says why
         return None
 
     def _staged(self) -> ShardSource:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from durable_core.commit.effects import Patchable, WrittenShard
+from durable_core.commit.effects import WrittenShard
 from durable_core.format import digests, patch, shard
 from durable_core.state import changes
 from durable_core.state.staging import Staged
@@ -103,7 +103,7 @@ class StagedShard:
 
     def write(
         self, tier: Tier, key: str, slices: tuple[SliceKey, ...],
-        patchable: Mapping[SliceKey, Patchable],
+        patchable: Mapping[SliceKey, tuple[PlacedSlice, int]],
     ) -> WrittenShard:  # fmt: skip
         """Header, then the slices' bytes straight from the slot; hashing goes on meanwhile."""
         parts = [self._part(piece, patchable.get(piece)) for piece in slices]
@@ -138,31 +138,20 @@ class StagedShard:
             yield part.patch()
         yield from self._staged.gather(whole)
 
-    def _part(self, piece: SliceKey, earlier: Patchable | None) -> _Part:
+    def _part(self, piece: SliceKey, earlier: tuple[PlacedSlice, int] | None) -> _Part:
         source = self._local(piece)
         part = _Part(source, self._staged.view(source))
-        if earlier is None or part.nbytes < changes.WORTH_BYTES:
+        if earlier is None or self._previous is None or part.nbytes < changes.WORTH_BYTES:
             return part
-        changed: tuple[patch.Run, ...] | None = ()
-        if self.holds(source, earlier.before.info) is None:
-            changed = self._changed(source, part.view, earlier)
-        if changed is not None:
-            runs = patch.union(earlier.merged, changed)
-            if runs and patch.size(runs) <= earlier.room:
-                part.runs = runs
-        return part
-
-    def _changed(
-        self, source: SliceKey, view: memoryview, earlier: Patchable
-    ) -> tuple[patch.Run, ...] | None:
-        """Where the slice differs from the parent's; ``None`` when that is unknown, or nearly everywhere."""
-        if self._previous is None:
-            return None
+        placed, room = earlier
         with self._previous.look() as before:
-            old = None if before is None else before.holds(source, earlier.before.info)
-            if old is None or changes.sampled(old, view) < _SPARSE:
-                return None
-            return changes.runs(old, view, earlier.room)
+            old = None if before is None else before.holds(source, placed.info)
+            if old is None or changes.sampled(old, part.view) < _SPARSE:
+                return part
+            runs = changes.runs(old, part.view, room)
+        if runs is not None and patch.size(runs) <= room:
+            part.runs = runs
+        return part
 
     def holds(self, piece: SliceKey, info: SliceInfo) -> memoryview | None:
         """The staged bytes of ``piece``, when they are known to be those of ``info``."""

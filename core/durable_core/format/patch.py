@@ -38,23 +38,6 @@ def head(runs: Sequence[Run], nbytes: int) -> bytes:
     return _HEAD.pack(_MAGIC, nbytes, len(runs)) + index
 
 
-def runs(patch: bytes | bytearray | memoryview, nbytes: int, *, key: str) -> tuple[Run, ...]:
-    """What a patch of a slice of ``nbytes`` bytes writes over; ``FormatError`` as ``apply``."""
-    return tuple(_runs(memoryview(patch).cast("B"), nbytes, key)[0])
-
-
-def union(*several: Sequence[Run]) -> tuple[Run, ...]:
-    """The runs that have every byte of these, ascending, those that touch made one."""
-    found: list[Run] = []
-    for begin, length in sorted(run for each in several for run in each):
-        if found and begin <= sum(found[-1]):
-            start = found[-1][0]
-            found[-1] = (start, max(sum(found[-1]), begin + length) - start)
-        else:
-            found.append((begin, length))
-    return tuple(found)
-
-
 def apply(patch: bytes | bytearray | memoryview, out: memoryview, *, key: str) -> None:
     """Write the runs of ``patch`` into ``out``, the bytes of the earlier version.
 

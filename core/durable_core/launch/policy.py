@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from durable_core.errors import UsageError
 from durable_core.launch.classes import TABLE, F, Unit
 from durable_core.launch.classify import DOMAIN_LOSSES
+from durable_core.spec import FailurePolicy
+
+_SPEC = FailurePolicy()  # what a run file that says nothing declares: one source for both
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,11 @@ class Policy:
 
     restarts: int = 10
     budgets: Mapping[F, int] = field(default_factory=dict)
-    backoff_s: float = 1.0
-    backoff_max_s: float = 300.0
+    backoff_s: float = _SPEC.backoff_seconds
+    backoff_max_s: float = _SPEC.backoff_max_seconds
     jitter: str = "equal"
     repeats: int = 3
-    repeats_elsewhere: int = 2
+    repeats_elsewhere: int = _SPEC.repeat_threshold
     domain_losses: int = DOMAIN_LOSSES
     domain_window_s: float = 600.0
     limits: Mapping[str, float] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from durable_core.types import SliceKey
 
 SLICE_BYTES = 64 << 20
 #: Smaller slices than this are not worth a line in a manifest.
-LEAST_BYTES = 1 << 20
+LEAST_BYTES = 2 << 20
 #: Slices of one tensor between the two limits: what has to be done for a slice at once, such as a second copy
 #: of it, is then a small part of what any state with that tensor in it takes.
 SLICES = 32

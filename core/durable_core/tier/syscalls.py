@@ -33,7 +33,10 @@ def tier_error(error: OSError, doing: str) -> TierError:
         return TierFull(message, hint="free space or raise the quota; saving resumes by itself")
     if error.errno in DENIED:
         return TierDenied(message, hint="check the mount, the permissions and what lies at this path")
-    return TierUnavailable(message)
+    return TierUnavailable(
+        message,
+        hint="check that a sound file system is mounted there, where directories can be made",
+    )
 
 
 @contextlib.contextmanager

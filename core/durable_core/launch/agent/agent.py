@@ -179,7 +179,7 @@ class Agent(LocalElasticAgent):
             ended = self._asked_for() or self._heard()
             if ended is not None:
                 return ended
-            signals.wait(self._worker_group.spec.monitor_interval)
+            signals.wait(self._worker_group.spec.monitor_interval, self._living().values())
 
     def _settled(self) -> bool:
         """Whether it is time to judge workers that all have ended with 0. Of several nodes one may have done

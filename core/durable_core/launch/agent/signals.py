@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -32,13 +32,24 @@ class Signals:
         for name in names:
             signal.signal(signal.Signals[name], self._receive)
 
-    def wait(self, seconds: float) -> bool:
-        """Whether a signal has come since the last wait; returns at once then."""
-        ready, _, _ = select.select([self._reading], (), (), seconds)
-        if ready:
-            with suppress(BlockingIOError):
-                os.read(self._reading, 4096)
-        return bool(ready)
+    def wait(self, seconds: float, living: Collection[int] = ()) -> bool:
+        """Whether a signal has come since the last wait; returns at once then, and when one of the children
+        ``living``, none of which has been waited for, has ended."""
+        with ExitStack() as opened:
+            watched = select.poll()
+            watched.register(self._reading, select.POLLIN)
+            for pid in living:
+                with suppress(
+                    OSError
+                ):  # no such kernel, or no descriptor left: it is seen when the time is up
+                    end = os.pidfd_open(pid)
+                    opened.callback(os.close, end)
+                    watched.register(end, select.POLLIN)
+            watched.poll(seconds * 1000)
+        try:
+            return bool(os.read(self._reading, 4096))
+        except BlockingIOError:
+            return False
 
     @contextmanager
     def raising(self) -> Iterator[None]:

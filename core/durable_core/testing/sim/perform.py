@@ -43,7 +43,6 @@ class Performing:
         }
         self._stepped: Mapping[type, Callable[[Process, Any], Any]] = {
             fx.Get: lambda process, effect: self.store.get(effect.key),
-            fx.Read: lambda process, effect: None,  # nothing is patched here
             fx.Size: lambda process, effect: self._size(effect.key),
             fx.ListKeys: lambda process, effect: tuple(self.store.keys(effect.prefix)),
             fx.SyncTail: lambda process, effect: self.store.sync(effect.prefix),
