@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,12 @@ from typing import Any
 from accelerate_durable import failures
 from accelerate_durable.__main__ import SCRIPT_VARIABLES
 from accelerate_durable.options import DurableOptions, option_names
-from durable_core.cli.output import epilog
 from durable_core.errors import DurableError, UsageError
 from durable_core.spec import runfile
 
 BLOCK = "durable_config"
+#: Keys of configurations that an earlier Accelerate wrote, and that it still takes.
+_OLD = ("fp16", "dynamo_backend")
 
 USAGE = """\
 usage: accelerate-durable launch [flags of accelerate launch] SCRIPT [ARGS ...]
@@ -55,7 +58,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """The exit code. ``UsageError`` before anything is started or written."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        sys.stdout.write(f"{USAGE}\n{epilog(failures.EXIT_CODES)}\n")
+        sys.stdout.write(f"{USAGE}\n{failures.epilog()}\n")
         return 0
     if arguments[0] != "launch":
         raise UsageError(f"no such command: {arguments[0]}", hint="accelerate-durable launch SCRIPT")
@@ -64,14 +67,17 @@ def run(arguments: Sequence[str]) -> int:
 
 def launch(arguments: Sequence[str]) -> int:
     failures.needs("accelerate", "accelerate")
+    from accelerate.commands.config import default_config_file
     from accelerate.commands.launch import launch_command, launch_command_parser
 
     parser = launch_command_parser()
     parser.prog = "accelerate-durable launch"
     parser.description = _ADDED
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = f"{SCRIPT_VARIABLES}\n{epilog(failures.EXIT_CODES)}"
+    parser.epilog = f"{SCRIPT_VARIABLES}\n{failures.epilog()}"
     asked = under_zero_code(parser.parse_args(list(arguments)))
+    if asked.config_file is None and not asked.cpu and Path(default_config_file).is_file():
+        asked.config_file = default_config_file  # as Accelerate does
     theirs, ours = divided(asked.config_file)
     for name, text in DurableOptions.variables(ours).items():
         os.environ.setdefault(name, text)
@@ -98,20 +104,38 @@ def under_zero_code(asked: argparse.Namespace) -> argparse.Namespace:
 
 def divided(config_file: str | None) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """A configuration without our block, and the block, checked. ``None``: it has none, and Accelerate reads
-    the file itself, by its own rules."""
+    the file itself, by its own rules. ``UsageError`` for a key that was meant to be the block's."""
     if config_file is None or not _mentioned(config_file):
         return None, {}
     document = runfile.document(config_file, hint="--config_file names a configuration of Accelerate")
-    if not isinstance(document, dict) or BLOCK not in document:
+    keys = list(document) if isinstance(document, dict) else []
+    if (wrong := misspelt(keys)) is not None:
+        raise UsageError(f"{config_file}: {wrong}: no such key", hint=f"did you mean {BLOCK}?")
+    if BLOCK not in keys:
         return None, {}
     ours = document.pop(BLOCK)
     DurableOptions.of(ours, config_file, BLOCK)
     return document, ours or {}
 
 
+def misspelt(words: Iterable[Any]) -> str | None:
+    """The first of ``words`` that Accelerate does not know as a key, and that resembles the name of the block
+    more than any it knows; ``None``: there is none."""
+    from accelerate.commands.config.config_args import ClusterConfig, SageMakerConfig
+
+    known = {BLOCK, *_OLD, *ClusterConfig.__dataclass_fields__, *SageMakerConfig.__dataclass_fields__}
+    for word in map(str, words):
+        if word not in known and difflib.get_close_matches(word, known, n=1, cutoff=0.5) == [BLOCK]:
+            return word
+    return None
+
+
 def _mentioned(config_file: str) -> bool:
     path = Path(config_file)
-    return not path.is_file() or BLOCK.encode() in path.read_bytes()
+    if not path.is_file():
+        return True
+    words = re.findall(r"[\w-]+", path.read_text("utf-8", errors="replace"))
+    return BLOCK in words or misspelt(words) is not None
 
 
 @contextmanager

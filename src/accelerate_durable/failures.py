@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import NoReturn
 
-from durable_core.cli.output import complain
+from durable_core.cli import output
 from durable_core.engine import uncaught
 from durable_core.engine.uncaught import EXIT_DRAINED, EXIT_FENCED, EXIT_NUMERIC
 from durable_core.errors import DurableError, FencedError, NumericFault, UsageError
@@ -24,6 +24,16 @@ EXIT_CODES: Mapping[int, str] = {
     EXIT_FENCED: "fenced: another process has the run, or it has ended; do not start it again unasked",
     EXIT_NUMERIC: "wrong numbers, and the options say to stop: start it again",
 }
+#: What becomes of them. Also in the documentation.
+LAUNCHED = (
+    "These are the codes of the script's process. accelerate launch and torchrun end with 1 in place of "
+    "every code but 0; accelerate-durable launch passes on that of a single process."
+)
+
+
+def epilog() -> str:
+    """The last lines of a help text."""
+    return f"{output.epilog(EXIT_CODES)}\n{LAUNCHED}"
 
 
 def status(error: DurableError) -> int:
@@ -36,7 +46,7 @@ def status(error: DurableError) -> int:
 def tell(error: DurableError) -> int:
     """One line on stderr, the way out included; its exit code."""
     code = status(error)
-    complain(type(error).__name__, error.message, error.hint, code, as_json=False)
+    output.complain(type(error).__name__, error.message, error.hint, code, as_json=False)
     return code
 
 

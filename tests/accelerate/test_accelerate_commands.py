@@ -11,7 +11,7 @@ import pytest
 from zero_code_runs import Interpreter, contents, refusal, script
 
 from accelerate_durable import commands
-from accelerate_durable.failures import EXIT_CODES
+from accelerate_durable.failures import EXIT_CODES, LAUNCHED
 from tests.lives import life
 
 CONFIG = """\
@@ -84,8 +84,9 @@ def test_the_block_reaches_the_script_and_the_rest_accelerate(tmp_path: Path) ->
         ),
         ("durable_config: 3\n", "durable_config: must be an object"),
         ("durable_config: {root: a, root: b}\n", "the key 'root' is there twice"),
+        ("durable_conf: {root: a}\n", "c.yaml: durable_conf: no such key.*did you mean durable_config?"),
     ],
-    ids=["unknown", "no mapping", "twice"],
+    ids=["unknown", "no mapping", "twice", "misspelt"],
 )
 def test_a_block_that_is_wrong(tmp_path: Path, block: str, said: str) -> None:
     path = script(tmp_path, "raise AssertionError('it was started')")
@@ -100,6 +101,13 @@ def test_without_a_block_accelerate_reads_the_file_itself(tmp_path: Path) -> Non
     aliased = config(tmp_path, "debug: &no false\nuse_cpu: *no\n" + CONFIG, "aliased.yaml")
     assert commands.divided(str(tmp_path / aliased)) == (None, {})
     assert commands.divided(None) == (None, {})
+
+
+def test_which_keys_were_meant_to_be_the_block() -> None:
+    for meant in ("durable", "Durable_config", "durable-config", "durableconfig", "duarble_config"):
+        assert commands.misspelt(["debug", meant]) == meant
+    theirs = ["dynamo_config", "fsdp_config", "debug", "deepspeed_config", "downcast_bf16", "dynamo_backend"]
+    assert commands.misspelt([*theirs, "durable_config", "no_such_key", 3]) is None
 
 
 def test_what_accelerate_gets_is_all_but_the_block(tmp_path: Path) -> None:
@@ -138,3 +146,4 @@ def test_the_help_says_what_is_added_and_every_exit_code() -> None:
         assert "register_for_checkpointing" in said
         for code, meaning in EXIT_CODES.items():
             assert f"{code} {meaning}" in said
+        assert LAUNCHED in said

@@ -283,3 +283,30 @@ def test_a_terminal_gets_drawn_tables(root: Path, durable: Durable, monkeypatch:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     drawn = durable("ls", root)
     assert drawn.code == 0 and "committed" in drawn.out and "step" in drawn.out
+
+
+def test_a_project_directory_stands_for_the_run_below_it(root: Path, durable: Durable) -> None:
+    project = root.parent / "project"
+    project.mkdir()
+    shutil.move(root, project / "durable")
+    for command in ("ls", "show", "status", "verify", "audit", "doctor", "known-good", "quarantine"):
+        found = durable(command, project, "--json")
+        assert found.code == durable(command, project / "durable", "--json").code != 3, command
+        assert f"its run is in {project}/durable" in found.err and found.document
+    out = root.parent / "out"
+    assert durable("export", project, out).code == 0 and out.is_dir()
+    assert durable("ls", project / "durable").err == ""
+
+
+def test_where_there_is_no_run_those_below_and_all_ways_to_name_one_are_told(
+    root: Path, durable: Durable
+) -> None:
+    found = durable("ls", root.parent)
+    assert (found.code, found.out) == (3, "") and f"runs are in {root}" in found.err
+    empty = root.parent / "empty"
+    empty.mkdir()
+    for place in (empty, root.parent / "nowhere"):
+        found = durable("ls", place)
+        assert found.code == 3
+        for way in ("DurableSession.open", "ACCELERATE_DURABLE_ROOT", "durable_config:", "project directory"):
+            assert way in found.err

@@ -134,6 +134,7 @@ def test_before_the_link_a_failure_is_definite(
         with pytest.raises(expected) as caught:
             write()
         assert type(caught.value) is expected
+        assert caught.value.hint  # how to make it possible
         assert str(tmp_path) in str(caught.value)
     tier.act = None
     assert list(tier.list("")) == []
