@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from durable_core.clock import SystemClock
-from durable_core.commit.state import Life, RunState
+from durable_core.commit.state import Failure, Life, RunState
 from durable_core.commit.vector import Vector
 from durable_core.launch.agent.flags import parse
 from durable_core.launch.agent.terms import Terms
@@ -21,8 +21,7 @@ from durable_core.spec.sections import CLASSES, NEVER_RETRIED
 
 
 def test_what_is_not_declared_is_the_launchers_own() -> None:
-    assert policy(RunSpec()).restarts == Policy().restarts and not policy(RunSpec()).limits
-    assert not policy(RunSpec()).declared
+    assert policy(RunSpec()) == Policy(declared=False), "the same delays and budgets with a run file"
     assert policy(RunSpec(failure=FailurePolicy(max_restarts=3))).declared
 
 
@@ -87,13 +86,22 @@ def test_workers_are_told_the_timeout_that_the_run_file_declares(tmp_path: Path)
     assert "DURABLE_COLLECTIVE_TIMEOUT_S" not in silent.told and "DURABLE_SPEC" not in silent.told
 
 
+def test_what_lies_between_a_stop_and_the_next_start_is_charged_to_no_budget(tmp_path: Path) -> None:
+    week = 7 * 86400.0
+    lives = Vector[Life]().append(Life(1, 0.0, members=("dp0",))).append(Life(2, week, members=("dp0",)))
+    payload = {"class": "F1", "signature": "s", "evidence": {}, "step": 1}
+    ends = [Failure(at, at + 1, f"{at:032x}", payload, time) for at, time in enumerate((61.0, week + 9.0))]
+    failures = Vector[Failure]().append(ends[0]).append(ends[1])
+    run = RunState(run_id="r", generation=2, lives=lives, failures=failures)
+    used = Terms.of(parse(["train.py"], lambda: "id"), tmp_path).spent(SystemClock())(run)
+    assert (used["wall_s"], used["device_hours"]) == (70.0, 70 / 3600)
+
+
 def test_a_run_that_is_started_again_without_its_run_file_keeps_its_budgets(tmp_path: Path) -> None:
     spec = RunSpec(failure=FailurePolicy(max_restarts=1), budgets=Budgets(wall_seconds=60))
-    lives = Vector[Life]().append(Life(1, 0.0))
-    run = RunState(run_id="r", generation=1, spec=spec.to_json(), lives=lives)
+    run = RunState(run_id="r", generation=1, spec=spec.to_json())
     terms = Terms.of(parse(["train.py"], lambda: "id"), tmp_path)
     assert terms.policy(run).restarts == 1 and terms.policy(run).limits == {"wall_s": 60.0}
-    assert terms.spent(SystemClock())(run)["wall_s"] > 60
     assert terms.policy(RunState()).restarts == Policy().restarts, "before it is known"
     other = RunState(run_id="r", spec={"v": 10**6})
     assert terms.policy(other).restarts == Policy().restarts, "another version's"

@@ -9,7 +9,7 @@ from durable_core.types import Promise
 def test_facts_are_plain_json() -> None:
     facts = [
         events.PromiseLowered(1.0, Promise.BITWISE, Promise.COVERAGE, "torch changed"),
-        events.GenerationStarted(1.0, 2, None, ("dp0", "dp1"), "nothing committed yet"),
+        events.KnownGoodMarked(1.0, 2, 10, ("finite", "spike")),
         events.SaveFailed(1.0, 5, "TierFull: no space", 3),
     ]
     written = [json.loads(json.dumps(fact.to_json())) for fact in facts]
@@ -20,5 +20,5 @@ def test_facts_are_plain_json() -> None:
         "now": "coverage",
         "reason": "torch changed",
     }
-    assert written[1]["members"] == ["dp0", "dp1"] and written[1]["restore_point"] is None
-    assert [fact["event"] for fact in written] == ["PromiseLowered", "GenerationStarted", "SaveFailed"]
+    assert written[1]["detectors"] == ["finite", "spike"]
+    assert [fact["event"] for fact in written] == ["PromiseLowered", "KnownGoodMarked", "SaveFailed"]

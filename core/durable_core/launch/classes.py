@@ -75,6 +75,10 @@ class Unit(str, enum.Enum):
     CHECKPOINT = "checkpoint"
 
 
+#: All that a run file may forbid to leave out, and the rest.
+UNITS = frozenset(Unit) - {Unit.NOTHING}
+
+
 @dataclass(frozen=True)
 class Row:
     """``charged``: counts against the run's budget of restarts. ``budget``: restarts for this class alone

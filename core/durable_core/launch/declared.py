@@ -68,7 +68,7 @@ def spent(
     budgets: Budgets, *, device_hours: float, wall_seconds: float, failures: int, lost_steps: int
 ) -> dict[str, float]:
     """What is held against the limits. ``device_hours``: devices held times hours, idle ones too;
-    ``wall_seconds``: since the run was created; ``failures``: charged ones in the life of the run;
+    ``wall_seconds``: that it had workers; ``failures``: charged ones in the life of the run;
     ``lost_steps``: trained and then lost to a restart, over all of them."""
     return {
         "device_hours": device_hours,

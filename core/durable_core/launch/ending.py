@@ -110,6 +110,12 @@ def device_seconds(state: RunState, ended: float) -> float:
     return sum(seconds * len(life.members) for life, seconds in _lived(state, ended))
 
 
+def wall_seconds(state: RunState, ended: float) -> float:
+    """Seconds that the run had workers, seen as in ``device_seconds``; not what lies between a stop and the
+    next start."""
+    return sum(seconds for _, seconds in _lived(state, ended))
+
+
 def _lived(state: RunState, ended: float) -> list[tuple[Life, float]]:
     last = {life.generation: life.began for life in state.lives}
     signs = [(info.generation, info.time) for info in state.checkpoints.values() if info.was_committed]

@@ -10,7 +10,7 @@ from typing import Any
 from durable_core.commit.state import Failure, RunState
 from durable_core.engine.beats import Beat
 from durable_core.engine.words import Facts, Member
-from durable_core.launch.classes import DRAINED, F, Unit
+from durable_core.launch.classes import DRAINED, UNITS, F, Unit
 from durable_core.launch.evidence import Unfit
 from durable_core.launch.machine import State, current
 
@@ -52,7 +52,7 @@ class Terms:
     probation_steps: int = 2
     rpo_steps: int | None = None
     rpo_s: float | None = None
-    quarantine: frozenset[Unit] = frozenset(Unit)
+    quarantine: frozenset[Unit] = UNITS
 
 
 @dataclass(frozen=True)

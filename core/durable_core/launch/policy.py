@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from durable_core.errors import UsageError
-from durable_core.launch.classes import TABLE, F, Unit
+from durable_core.launch.classes import TABLE, UNITS, F, Unit
 from durable_core.launch.classify import DOMAIN_LOSSES
 from durable_core.spec import FailurePolicy
 
@@ -44,7 +44,7 @@ class Policy:
     limits: Mapping[str, float] = field(default_factory=dict)
     launch_restarts: int | None = None
     declared: bool = True
-    quarantine: frozenset[Unit] = frozenset(Unit)
+    quarantine: frozenset[Unit] = UNITS
     image: str = ""
 
     def __post_init__(self) -> None:

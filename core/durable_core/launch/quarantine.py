@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from durable_core.commit.state import Failure, RunState
-from durable_core.launch.classes import F, Unit
+from durable_core.launch.classes import UNITS, F, Unit
 from durable_core.launch.retry import suspects
 
 #: Failures that speak against what was restored; a crash of another kind says nothing of it.
@@ -93,7 +93,7 @@ def barred(run: RunState, host: str, *, most: int) -> Standing | None:
     return next(of_host, None)
 
 
-def unrecorded(run: RunState, permitted: Collection[Unit] = tuple(Unit)) -> Iterator[dict[str, Any]]:
+def unrecorded(run: RunState, permitted: Collection[Unit] = UNITS) -> Iterator[dict[str, Any]]:
     """The quarantines that are due and no record speaks of: payloads of ``quarantine``.
 
     Those that failures were decided with (the agent that decides records them too; this is for the one that

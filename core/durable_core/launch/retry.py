@@ -14,7 +14,7 @@ from typing import Any
 from durable_core.commit.state import RunState
 from durable_core.errors import UsageError
 from durable_core.launch.causes import Origin
-from durable_core.launch.classes import DRAINED, IN_FLIGHT, TABLE, F, Retry, Source, Unit
+from durable_core.launch.classes import DRAINED, IN_FLIGHT, TABLE, UNITS, F, Retry, Source, Unit
 from durable_core.launch.classify import Verdict
 from durable_core.launch.past import Past, past, threshold
 from durable_core.launch.policy import Policy as Policy
@@ -104,7 +104,7 @@ def decide(state: RunState, verdict: Verdict, policy: Policy, *, jitter: float, 
     case = _Case(state, verdict, policy, jitter, now, spent or {}, past(state, by))
     decision = next(filter(None, (rule(case) for rule in _RULES)), None)
     decision = decision or _again(case, verdict.failure, verdict.reason)
-    denied = frozenset(Unit) - policy.quarantine
+    denied = UNITS - policy.quarantine
     decision = _kept(decision, denied, "failure.quarantine does not name that")
     if spare:
         return decision

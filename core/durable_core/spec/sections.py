@@ -239,8 +239,8 @@ class FailurePolicy:
 @dataclass(frozen=True)
 class Budgets:
     """What the run may use up before it is ended as failed. ``None``: no limit. ``cost`` is in ``currency``
-    and needs the price of a device-hour. ``failures``: charged ones in the life of the run;
-    ``lost_steps``: trained and lost again, all told."""
+    and needs the price of a device-hour. ``wall_seconds``: from each start to its last sign in the journal;
+    ``failures``: charged ones in the life of the run; ``lost_steps``: trained and lost again, all told."""
 
     device_hours: float | None = None
     wall_seconds: float | None = None

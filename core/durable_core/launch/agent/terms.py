@@ -13,7 +13,7 @@ from durable_core.engine.roots import open_root
 from durable_core.errors import DurableError
 from durable_core.launch import declared
 from durable_core.launch.agent.flags import Flags
-from durable_core.launch.ending import device_seconds
+from durable_core.launch.ending import device_seconds, wall_seconds
 from durable_core.launch.past import past
 from durable_core.launch.preflight import Node, Target, run
 from durable_core.launch.retry import Policy
@@ -110,9 +110,8 @@ class Terms:
 
 
 def _spent(budgets: Budgets, state: RunState, now: float) -> dict[str, float]:
-    begun = state.lives[0].began if state.lives else now
     return declared.spent(
-        budgets, device_hours=device_seconds(state, now) / 3600, wall_seconds=now - begun,
+        budgets, device_hours=device_seconds(state, now) / 3600, wall_seconds=wall_seconds(state, now),
         failures=sum(one.charged for one in past(state)),
         lost_steps=_lost(state),
     )  # fmt: skip
