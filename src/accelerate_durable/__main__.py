@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from accelerate_durable import failures
 from accelerate_durable.options import FILE, PREFIX, DurableOptions, option_names
-from durable_core.cli.output import epilog
+from accelerate_durable.passes import EpochIsOver
 from durable_core.errors import FencedError, UsageError
 from durable_core.launch import worker
 
@@ -54,7 +54,7 @@ def parser() -> Parser:
     found = Parser(
         "python -m accelerate_durable", usage="%(prog)s [options] [-m] SCRIPT [ARGS ...]", allow_abbrev=False,
         description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"Options: {', '.join(option_names())}.\n\n{SCRIPT_VARIABLES}\n{epilog(failures.EXIT_CODES)}",
+        epilog=f"Options: {', '.join(option_names())}.\n\n{SCRIPT_VARIABLES}\n{failures.epilog()}",
     )  # fmt: skip
     found.add_argument("--durable", metavar="FILE", help="a YAML or JSON file of options")
     found.add_argument("--root", help="where the run lives; default: durable below the project directory")
@@ -79,8 +79,9 @@ def main(arguments: Sequence[str]) -> None:
             raise
         swap.finish()
         raise
-    except (StopIteration, RuntimeError) as error:  # as what leaves a generator is called
-        swap.check_over(error)
+    except RuntimeError as error:
+        if isinstance(error.__cause__, EpochIsOver):  # which leaves a generator so
+            raise error.__cause__ from None
         raise
     swap.finish()
 

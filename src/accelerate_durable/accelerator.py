@@ -88,7 +88,7 @@ class DurableMixin:
     # --- training -----------------------------------------------------------------------------
 
     def backward(self, loss: Any, **kwargs: Any) -> None:
-        self.durable.note_loss(loss)
+        self.durable.computing(loss)
         super().backward(loss, **kwargs)  # type: ignore[misc]
 
     def commit(self, wait: bool = False) -> bool:

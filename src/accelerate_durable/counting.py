@@ -1,4 +1,4 @@
-"""Scripts that count the batches of an epoch themselves: in the middle of one they begin at 0 once more.
+"""Scripts that count batches or steps themselves: after a restart they begin at 0 once more.
 
 Nothing outside such a script can put its count in place, so what shows is told: once, with the way out.
 """
@@ -32,12 +32,39 @@ def other_window(before: int, taken: int) -> str:
     )
 
 
+def begins_anew(step: int) -> str:
+    """What is told of a restart after ``step`` of a script that knows nothing of it."""
+    return (
+        f"the run goes on after step {step}, and the script's own variables begin anew: if it counts its "
+        f"steps to know when to end, it does so from 0, and trains too many. {_SAY}"
+    )
+
+
+def left_within(step: int, restored: int) -> str:
+    """What is told of a training that ends at ``step``, in the middle of an epoch, in a process that began
+    after ``restored``. Empty: nothing."""
+    if not 0 < restored < step:
+        return ""
+    return (
+        f"the training was left in the middle of an epoch, after {step - restored} steps of this process and "
+        f"{step} of the run: if the script counts its steps to know when to end, its count began at 0 with "
+        f"the restart, and {restored} of them are too many. {_SAY}"
+    )
+
+
+_SAY = f"Say max_steps=N (ACCELERATE_DURABLE_MAX_STEPS), or {_REGISTER}"
+
+
 class Counting:
     """What a process sees of its first pass and its first step."""
 
     def __init__(self, loop: Loop, *, tells: bool) -> None:
         self._loop, self._tells = loop, tells
         self._pass = self._step = False
+
+    def begun(self, step: int) -> None:
+        """The process goes on after ``step``, with a script that knows nothing of it."""
+        self._tell(begins_anew(step) if step else "")
 
     def resumed(self, batch: int) -> None:
         """Training goes on before ``batch`` of an epoch."""
@@ -55,6 +82,10 @@ class Counting:
         if self._pass and not whole:
             self._tell(NOT_TO_ITS_END)
         self._pass = False
+
+    def left(self, step: int, restored: int) -> None:
+        """The training ends within a pass."""
+        self._tell(left_within(step, restored))
 
     def _tell(self, sentence: str) -> None:
         if sentence and self._tells:

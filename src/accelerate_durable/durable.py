@@ -93,10 +93,7 @@ class Durable(Opened):
         self._counting.next_pass(whole=whole or looked)
         if verdict is not Pass.TRAINS:
             self._ran = True
-            self._beyond += verdict is Pass.ENDED
-            if self._beyond == 1 and session.run.completed and self.accelerator.is_main_process:
-                notices.say(over(session.steps, self.root))
-            check_not_beyond(self._beyond, session.steps)
+            self._empty_pass(session, verdict, epoch)
             self.loop.begin(verdict, epoch)
         elif not self.loop.training:
             self._go_on(session)
@@ -104,6 +101,22 @@ class Durable(Opened):
         elif self._due and loader.outstanding:  # what was trained of a pass that is left now belongs to it
             loader.acknowledge(loader.outstanding, step=session.steps + 1, no_update=not session.updated)
         return verdict
+
+    def _empty_pass(self, session: DurableSession, verdict: Pass, epoch: int) -> None:
+        """One that brings the script no further: the run has ended, or the epoch is that of the pass before.
+        After a restart it asks for those of all epochs anew."""
+        where, due = f"epoch {epoch} is over", 0
+        if verdict is Pass.ENDED:
+            where = f"the run has ended at step {session.steps}"
+            due = 0 if self._stepped else self.loop.epoch + 1
+        elif epoch != self.loop.last:
+            return
+        self._beyond += 1
+        told = [check_not_beyond(self._beyond - due, where)]
+        if self._beyond == 1 and session.run.completed:
+            told.append(over(session.steps, self.root))
+        for sentence in filter(None, told if self.accelerator.is_main_process else ()):
+            notices.say(sentence)
 
     def entered(self, epoch: int) -> None:
         """The pass that trains is of ``epoch``."""
@@ -185,7 +198,7 @@ class Durable(Opened):
             self._counting.stepped(self.loader.outstanding)
         loss, self._loss = self._loss, None
         with self._told():
-            return session.step(loss=_read(loss), lr=self._lr())
+            return session.step(**_read(loss), lr=self._lr())
 
     def save(self) -> bool:
         """The state of the last boundary is durable when this returns; ``True`` when it was not before."""
@@ -221,7 +234,10 @@ class Durable(Opened):
         first = next(iter(hooks.optimizers(self.accelerator)), None)
         return None if first is None else float(first.param_groups[0]["lr"])
 
-    def note_loss(self, loss: Any) -> None:
+    def computing(self, loss: Any) -> None:
+        """The script computes the gradients of ``loss`` now."""
+        if self._residue is not None:
+            self._residue.computing()
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self._loss = loss.detach()
 
@@ -246,6 +262,8 @@ class Durable(Opened):
             session.reapply()
         self._counting.next_pass(whole=self._due or not self._outstanding)
         self._counting.resumed(0)  # the last step of all may be a short one
+        if self._counts_itself and self._within_pass:
+            self._counting.left(session.steps + self._due, (session.restored or (0, 0))[1])
         self.boundary()
         if self._states is not None:
             self._states.before_batch()
@@ -254,6 +272,8 @@ class Durable(Opened):
         self.close(leaving.How.FINISHED)
 
 
-def _read(loss: torch.Tensor | None) -> float | None:
-    """Not where reading would wait for a device."""
-    return None if loss is None or loss.device.type != "cpu" else float(loss)
+def _read(loss: torch.Tensor | None) -> dict[str, Any]:
+    """What ``step`` is told of it: where reading would wait for a device, the session reads it later."""
+    if loss is None:
+        return {}
+    return {"loss": float(loss)} if loss.device.type == "cpu" else {"unread": {"loss": loss}}

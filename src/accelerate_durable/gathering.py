@@ -70,7 +70,7 @@ def state(accelerator: accelerate.Accelerator, loop: Loop, loader: DurableLoader
     if accelerator.scaler is not None:
         found["scaler"] = accelerator.scaler
     raw = list(dict.fromkeys(hooks.optimizers(accelerator)))
-    if len(raw) > 1:
+    if raw:
         found["gradients"] = Residue(raw)
     found["loop"] = loop
     if Description.is_of(found.get("model")):

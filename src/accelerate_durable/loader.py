@@ -6,7 +6,7 @@ a pass. One that does not train does what Accelerate made it do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,33 @@ from accelerate.state import GradientState
 from accelerate.utils import find_batch_size, send_to_device, synchronize_rng_states
 
 from accelerate_durable import hooks
-from accelerate_durable.passes import Pass
+from accelerate_durable.passes import EpochIsOver, Pass, no_batch
 from durable_core.data import DurableLoader
 
 if TYPE_CHECKING:
     from accelerate_durable.durable import Durable
 
 _END = object()
+
+
+class Batches:
+    """A pass: what a generator yields. One that returns an ``EpochIsOver`` ends with that."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: Generator[Any, None, EpochIsOver | None]) -> None:
+        self._of = of
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._of)
+        except StopIteration as end:
+            if end.value is not None:
+                raise end.value from None
+            raise
 
 
 class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]  # it has no types
@@ -43,9 +63,11 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]  # it has no t
         return self._durable.accelerator
 
     def __iter__(self) -> Iterator[Any]:
+        return Batches(self._batches())
+
+    def _batches(self) -> Generator[Any, None, EpochIsOver | None]:
         if self._durable.trains(self):
-            yield from self._training(self._durable)
-            return
+            return (yield from self._training(self._durable))
         self._evaluates, since = True, self._durable.steps
         try:
             for batch in super().__iter__():  # Accelerate's, of the classes below
@@ -53,6 +75,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]  # it has no t
                 yield batch
         finally:
             self._evaluates = False
+        return None
 
     def set_epoch(self, epoch: int) -> None:
         """The script's number of the pass to come: a hint where in its own loop it is."""
@@ -60,11 +83,11 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]  # it has no t
             self._durable.told_epoch(self, epoch)
         super().set_epoch(epoch)
 
-    def _training(self, durable: Durable) -> Iterator[Any]:
+    def _training(self, durable: Durable) -> Generator[Any, None, EpochIsOver | None]:
         verdict = durable.begin_pass()
         if verdict is not Pass.TRAINS:
             self.iteration += 1
-            return
+            return no_batch(verdict)
         loader = durable.training_data
         self._synchronize(loader)
         self.begin()
@@ -84,6 +107,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]  # it has no t
             self.iteration += 1
         finally:
             self.end()
+        return None
 
     def _synchronize(self, loader: DurableLoader) -> None:
         """What ``Accelerator(rng_types=...)`` asks for, once an epoch. Samplers have no generator here."""
@@ -127,7 +151,7 @@ class PreparedDurable(PreparedLoader):
 
     def __iter__(self) -> Iterator[Any]:
         if self._durable.trains(self):
-            return self._training(self._durable)
+            return Batches(self._training(self._durable))
         return self._evaluating()
 
     def _evaluating(self) -> Iterator[Any]:

@@ -148,6 +148,13 @@ def _next_pass_is(durable: Durable, named_one: Folder | None) -> None:
                 f"epoch {durable.loop.first}, the one under way. Where the loop begins at 0 all the same, "
                 "say loader.set_epoch(epoch) before each pass",
             )
+    if durable.loop.first and durable.loop.set_late and not durable.loop.at_batch:
+        _say(
+            durable,
+            "the script sets an optimizer (its learning rate, say) after save_state at the end of an epoch: "
+            "the checkpoint knows nothing of it, and a loop that begins later does not do it again. Call "
+            "save_state last, or set it at the start of each epoch",
+        )
 
 
 # --- a run that begins with what a directory holds -----------------------------------------------------

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 class Opened:
     """``session`` is ``None`` until ``open``, and again after ``reset``."""
 
+    unaware = False  #: zero code: the script knows nothing of it
+
     def __init__(self, accelerator: accelerate.Accelerator, options: DurableOptions) -> None:
         gathering.check(accelerator)
         self.accelerator, self.options = accelerator, options
@@ -131,6 +133,8 @@ class Opened:
             self._hooks += self._residue.watch()
         again.has(root, self)
         self._home = root
+        if self.unaware and not self.asked and self._counts_itself and not self.session.run.completed:
+            self._counting.begun(self.session.steps)
         atexit.register(self._at_exit, os.getpid())
         return self.session
 
@@ -163,6 +167,11 @@ class Opened:
         if session is None:
             return False
         return session.run.completed or (steps is not None and session.steps >= steps)
+
+    @property
+    def _counts_itself(self) -> bool:
+        """Nothing tells the script, or its run, where to end after a restart but the passes it counts."""
+        return self.options.max_steps is None and not hooks.registered(self.accelerator)
 
     @property
     def steps(self) -> int:

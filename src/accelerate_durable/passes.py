@@ -15,13 +15,17 @@ from durable_core.errors import UsageError
 if TYPE_CHECKING:
     import accelerate
 
-#: Passes in a row, beyond the end of a run, after which a script is told that none will yield anything.
-BEYOND = 10_000
+#: Empty passes, beyond those that a restart accounts for, after which a script is told, and is stopped.
+TOLD, BEYOND = 10, 1_000
 #: What is told of a pass that was read to its end, with gradients on, and in which no optimizer stepped.
 READ_ONLY = (
     "a pass over the loader that trains was read to its end, and no optimizer has stepped in it: it counts "
     "as an epoch, and a restart does not read it again. Read what is not trained on under torch.no_grad()"
 )
+
+
+class EpochIsOver(UsageError, StopIteration):
+    """What ``next()`` meets where a pass is empty: the end of an iterator, which says why."""
 
 
 class Pass(enum.Enum):
@@ -41,6 +45,21 @@ def decide(*, epoch: int, under_way: int, training: bool, ended: bool, look: boo
     return Pass.OVER if epoch < under_way and not (training or look) else Pass.TRAINS
 
 
+def no_batch(verdict: Pass) -> EpochIsOver:
+    """The end of a pass of that verdict."""
+    if verdict is Pass.ENDED:
+        return EpochIsOver(
+            f"next() has met the end of a pass that is empty: {verdict.value}",
+            hint="take batches in a `for` loop, which passes over it; if max_steps ended the run, a larger "
+            "one goes on with it",
+        )
+    return EpochIsOver(
+        "next() has met the end of a pass that is empty: its epoch was trained before this restart",
+        hint="take batches from a generator with `while True: yield from loader`, which passes over such "
+        "epochs, and end it by max_steps; or say loader.set_epoch(epoch) before iter(loader)",
+    )
+
+
 def over(steps: int, root: str) -> str:
     """What is told where the first pass of a run is asked for that has succeeded in an earlier life."""
     return (
@@ -50,14 +69,23 @@ def over(steps: int, root: str) -> str:
     )
 
 
-def check_not_beyond(passes: int, steps: int) -> None:
-    """``UsageError`` to a script that goes on asking for passes of a run that has ended at step ``steps``."""
-    if passes > BEYOND:
-        raise UsageError(
-            f"the run has ended at step {steps}, and {BEYOND} passes asked for since were empty",
-            hint="end the script's loop by a count of passes, or register what it counts "
-            "(register_for_checkpointing)",
-        )
+def check_not_beyond(empty: int, where: str) -> str:
+    """What is told to a script that has asked for ``empty`` passes which bring it no further; mostly nothing.
+    ``where``: why they are empty. ``UsageError`` to one that does not stop."""
+    if empty > BEYOND:
+        raise UsageError(f"{where}, and {BEYOND} passes asked for since were empty", hint=_COUNT)
+    if empty != TOLD:
+        return ""
+    return (
+        f"{where}, and {TOLD} passes asked for since were empty: a loop that waits for a number of steps "
+        f"does not end so (after {BEYOND} this is an error). {_COUNT[0].upper()}{_COUNT[1:]}"
+    )
+
+
+_COUNT = (
+    "register what the script counts (register_for_checkpointing), so that a restart has it back; or let it "
+    "count passes (for epoch in range(n)), and max_steps end the run"
+)
 
 
 class Loop:
@@ -70,6 +98,7 @@ class Loop:
     with; empty: none. ``by_hand``: the script says where its boundaries are, and so it is in every later
     process from its first step on. ``window``: batches of the last step. ``at_batch``: the boundary is one
     before a batch, where modules train or not as they do there; elsewhere the script has its say in between.
+    ``set_late``: the script has set an optimizer after a ``save_state`` at the end of an epoch.
     ``looks``: which passes of a process, counted from 0, were left before any optimizer step: they are no
     epochs.
     """
@@ -86,6 +115,7 @@ class Loop:
         self.by_hand = False
         self.window = 0
         self.at_batch = False
+        self.set_late = False
         self.looks: list[int] = []
         self._looks = 0  # of this process
         self._told: int | None = None
@@ -134,6 +164,7 @@ class Loop:
             "by_hand": self.by_hand,
             "window": self.window,
             "at_batch": self.at_batch,
+            "set_late": self.set_late,
             "looks": self.looks,
             "step": self._accelerator.step,
             "iteration": self._accelerator.project_configuration.iteration,
@@ -143,6 +174,7 @@ class Loop:
         self.epoch, self.offset, self.origin = state["epoch"], state["offset"], state["origin"]
         self.by_hand, self.window = self.by_hand or state["by_hand"], state["window"]
         self.at_batch = state["at_batch"]
+        self.set_late = self.set_late or state.get("set_late", False)
         self.looks = sorted({*self.looks, *state.get("looks", ())})
         self._accelerator.step = state["step"]
         self._accelerator.project_configuration.iteration = state["iteration"]

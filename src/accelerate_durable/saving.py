@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from accelerate_durable.durable import Durable
 
 
+#: How what an optimizer is set to is called, beside its number.
+_SET = "what optimizer"
+
+
 class SaveStates:
     """The directories of one accelerator. Every method is called by all ranks, on the training thread."""
 
@@ -43,6 +47,7 @@ class SaveStates:
         self._naming: dict[str, Pointer] = {}  # directories seen to name a checkpoint
         self._parents: list[Path] = []  # where they are
         self._since = Since()
+        self._between = False  # epochs: where the newest of them was made
         self._told: set[str] = set()
 
     # --- what a script calls --------------------------------------------------------------------
@@ -119,7 +124,8 @@ class SaveStates:
         except FencedError as error:
             raise FencedExit from error
         cursor = None if self._durable.loader is None else self._durable.loader.cursor
-        self._since.mark(self._watched(rates=cursor is not None and cursor.batch > 0))
+        self._between = cursor is not None and not cursor.batch
+        self._since.mark(self._watched())
 
     def _commit(self, session: DurableSession) -> Pointer:
         """The state of this boundary is durable."""
@@ -258,20 +264,24 @@ class SaveStates:
 
     # --- what comes after a save --------------------------------------------------------------------
 
-    def _watched(self, *, rates: bool = True) -> dict[str, str]:
-        """How everything looks. ``rates``: also what scripts set at the start of an epoch, which another life
-        does again."""
+    def _watched(self) -> dict[str, str]:
+        """How everything looks."""
         accelerator = self._durable.accelerator
         looks = {f"scheduler {n}": _look(it) for n, it in enumerate(hooks.schedulers(accelerator))}
         looks |= {f"registered object {n}": _look(it) for n, it in enumerate(hooks.registered(accelerator))}
         models = enumerate(hooks.models(accelerator))
         looks |= {f"the weights of model {n}": _tensors(it.named_parameters()) for n, it in models}
-        if rates:
-            optimizers = enumerate(hooks.optimizers(accelerator))
-            looks |= {f"what optimizer {n} is set to": _settings(it) for n, it in optimizers}
+        optimizers = enumerate(hooks.optimizers(accelerator))
+        looks |= {f"{_SET} {n} is set to": _settings(it) for n, it in optimizers}
         return looks | {"random streams": _digest(rng.capture())}
 
     def _tell_what_is_not_saved(self, found: list[str]) -> None:
+        """But what is set between epochs, another life sets again, if its loop does not begin later: that is
+        told where one does."""
+        loop = self._durable.loop
+        if self._between and not loop.first:
+            loop.set_late = loop.set_late or any(name.startswith(_SET) for name in found)
+            found = [name for name in found if not name.startswith(_SET)]
         if found:
             self._tell(
                 "after",

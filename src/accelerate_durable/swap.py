@@ -11,7 +11,7 @@ import accelerate
 
 from accelerate_durable.accelerator import Accelerator as Durable
 from accelerate_durable.loader import PreparedLoader
-from durable_core.errors import UnsupportedError, UsageError
+from durable_core.errors import UnsupportedError
 from durable_core.session import notices
 
 #: Those that a script under zero code has made, in order.
@@ -24,6 +24,7 @@ class Accelerator(Durable):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _refuse_trainer(sys._getframe(1).f_globals.get("__name__", ""))
         super().__init__(*args, **kwargs)
+        self.durable.unaware = True
         made.append(self)
 
 
@@ -65,17 +66,6 @@ def replace(theirs: object, ours: object, modules: Iterable[Any]) -> None:
         for name, value in list(vars(module).items()):
             if value is theirs:
                 setattr(module, name, ours)
-
-
-def check_over(error: BaseException) -> None:
-    """``UsageError`` for a script that ``error`` has ended, because ``next`` met an epoch that is over."""
-    for accelerator in made if isinstance(error.__cause__ or error, StopIteration) else ():
-        if accelerator.durable.epochs_over and accelerator.durable.loop.begun:
-            raise UsageError(
-                "next() has met the end of a pass that is empty: its epoch was trained before this restart",
-                hint="take batches from a generator with `while True: yield from loader`, which passes over "
-                "such epochs, and end it by max_steps; or say loader.set_epoch(epoch) before iter(loader)",
-            ) from error
 
 
 def finish() -> None:

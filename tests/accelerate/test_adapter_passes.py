@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accelerate_durable.choosing import place_of, remainder
-from accelerate_durable.passes import BEYOND, Loop, Pass, check_not_beyond, decide
+from accelerate_durable.passes import BEYOND, TOLD, Loop, Pass, check_not_beyond, decide
 from durable_core.errors import UnsupportedError, UsageError
 
 
@@ -83,10 +83,13 @@ def test_the_loop_puts_back_what_accelerate_counts() -> None:
     assert other.state_dict() == one.state_dict()
 
 
-def test_a_script_that_asks_for_ever_is_told() -> None:
-    check_not_beyond(BEYOND, 7)
-    with pytest.raises(UsageError, match="ended at step 7"):
-        check_not_beyond(BEYOND + 1, 7)
+def test_a_script_that_asks_for_ever_is_told_early_and_stopped() -> None:
+    said = [check_not_beyond(empty, "the run has ended at step 7") for empty in range(-2, BEYOND + 1)]
+    assert [empty for empty, sentence in enumerate(said, -2) if sentence] == [TOLD]
+    assert "register_for_checkpointing" in said[TOLD + 2] and "max_steps" in said[TOLD + 2]
+    with pytest.raises(UsageError, match="ended at step 7") as caught:
+        check_not_beyond(BEYOND + 1, "the run has ended at step 7")
+    assert "register_for_checkpointing" in caught.value.hint and "max_steps" in caught.value.hint
 
 
 @pytest.mark.parametrize(

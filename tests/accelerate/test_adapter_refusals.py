@@ -9,7 +9,7 @@ from typing import Any
 import accelerate
 import pytest
 import torch
-from adapter_parts import Numbers, forget_accelerate, shuffled, step, training
+from adapter_parts import Numbers, as_in_a_new_process, forget_accelerate, shuffled, step, training
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 
@@ -187,7 +187,10 @@ def test_endless_loops_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     made = Accelerator(cpu=True, durable=options)
     model, optimizer, loader = training(made, shuffled())
     steps = passes = 0
-    with pytest.raises(UsageError, match="ended at step 8"):
+    with (
+        pytest.warns(UserWarning, match="ended at step 8, and 10 passes .* Register"),
+        pytest.raises(UsageError, match="ended at step 8"),
+    ):
         while True:
             passes += 1
             for batch in loader:
@@ -195,6 +198,45 @@ def test_endless_loops_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
                 step(made, model, optimizer, batch)
     assert (steps, passes) == (8, 23)
     assert made.durable.session.newest[1] == 8
+    made.durable.reset()
+
+
+def test_loops_that_wait_for_a_count_end_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an epoch that the script names by its count of steps, and of a run that is over; a script that asks
+    for no more than the epochs of a run that is over is told nothing but that."""
+    monkeypatch.setattr("accelerate_durable.passes.BEYOND", 12)
+
+    def another(epochs: int = 0) -> tuple[Accelerator, Any]:
+        as_in_a_new_process(tmp_path / "run")
+        made = Accelerator(cpu=True, durable=tmp_path / "run")
+        model, optimizer, loader = training(made, shuffled())
+        for epoch in range(epochs):
+            loader.set_epoch(epoch)
+            for batch in loader:
+                step(made, model, optimizer, batch)
+        return made, loader
+
+    def asks(loader: Any, passes: int) -> None:
+        for _ in range(passes):
+            loader.set_epoch(0)
+            assert not list(loader)
+
+    another(epochs=2)[0].save_state(tmp_path / "saved")
+    made, loader = another()
+    with pytest.warns(UserWarning, match="epoch 0 is over, and 10 passes"):
+        asks(loader, 11)  # the first one is where every restart begins
+    with pytest.raises(UsageError, match="epoch 0 is over"):
+        asks(loader, 3)
+    made.durable.reset()
+    another(epochs=3)[0].end_training()
+    made, loader = another()
+    with pytest.warns(UserWarning, match="has ended at step 18, and nothing is trained") as caught:
+        asks(loader, 12)
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match="ended at step 18, and 10 passes"):
+        asks(loader, 1)
     made.durable.reset()
 
 

@@ -16,11 +16,16 @@ from adapter_parts import as_in_a_new_process, forget_accelerate, shuffled, step
 from torch import nn
 from zero_code_runs import Interpreter, script
 
-from accelerate_durable import Accelerator
+from accelerate_durable import Accelerator, DurableOptions
 from accelerate_durable.__main__ import main
+from accelerate_durable.counting import left_within
+from accelerate_durable.durable import _read
 from accelerate_durable.leaving import cut_short
+from accelerate_durable.passes import EpochIsOver
+from accelerate_durable.residue import Residue
+from durable_core.detect.policy import Integrity
 from durable_core.engine.inspect import open_run
-from durable_core.errors import UnsupportedError, UsageError
+from durable_core.errors import NumericFault, UnsupportedError, UsageError
 from tests.lives import check_stretches, life
 
 #: Three epochs of five batches, of which a mode says in which style; each batch is a line of the log.
@@ -295,6 +300,120 @@ def test_next_that_meets_epochs_that_are_over_is_told_the_way_out(tmp_path: Path
     code, found, told = lives(tmp_path / "run", ENDLESS)
     assert code == 0, told
     assert found[0]["what"] == "batch"
+
+
+COUNTS = """
+def train():
+    done = 0
+    for epoch in range(9):
+        for batch in loader:
+            step(batch)
+            done += 1
+            if done == 12: return
+train()
+"""
+
+
+def test_a_script_that_counts_its_steps_is_told_at_a_restart_and_at_its_end(tmp_path: Path) -> None:
+    assert lives(tmp_path / "run", COUNTS, ("batch", 7))[0] == -9
+    code, found, told = lives(tmp_path / "run", COUNTS)
+    assert code == 0, told
+    assert len(found) == 12 + 1
+    assert "goes on after step 6, and the script's own variables begin anew" in told
+    assert "after 12 steps of this process and 18 of the run" in told
+    assert "ACCELERATE_DURABLE_MAX_STEPS" in told
+
+
+@pytest.mark.parametrize(
+    ("step", "restored", "tells"), [(18, 6, True), (12, 0, False), (6, 6, False), (0, 0, False)]
+)
+def test_an_end_within_an_epoch_is_told_where_a_restart_has_trained(
+    step: int, restored: int, tells: bool
+) -> None:
+    assert bool(left_within(step, restored)) is tells
+
+
+def test_next_says_why_there_is_no_batch(tmp_path: Path) -> None:
+    """Not a bare StopIteration, which says nothing; to a loop it is the end of a pass all the same."""
+    accelerator = Accelerator(cpu=True, durable=tmp_path / "run")
+    an_epoch(accelerator)
+    accelerator.save_state(tmp_path / "saved")
+    accelerator.durable.reset()
+    as_in_a_new_process(tmp_path / "run")
+    again = Accelerator(cpu=True, durable=tmp_path / "run")
+    model, optimizer, loader = training(again, shuffled())
+    with pytest.raises(EpochIsOver, match="trained before this restart") as caught:
+        next(iter(loader))
+    assert "loader.set_epoch(epoch)" in caught.value.hint and isinstance(caught.value, StopIteration)
+    batches = iter(loader)
+    for batch in batches:
+        step(again, model, optimizer, batch)
+    with pytest.raises(StopIteration) as ended:
+        next(batches)
+    assert ended.type is StopIteration  # of a pass that had batches
+    again.end_training()
+    with pytest.raises(EpochIsOver, match="the run has ended"):
+        as_in_a_new_process(tmp_path / "run")
+        next(iter(training(Accelerator(cpu=True, durable=tmp_path / "run"), shuffled())[2]))
+
+
+# --- gradients that outlive a step --------------------------------------------------------------------------
+
+#: Each update is made of all gradients up to it.
+KEPT = """
+optimizer.zero_grad = lambda *_: None
+train()
+"""
+
+
+def test_gradients_that_are_kept_over_updates_are_part_of_the_run(tmp_path: Path) -> None:
+    is_the_same_run(tmp_path, KEPT, ("batch", 8))
+
+
+def saved(*, before: bool, after: bool, to_none: bool = True) -> list[bool]:
+    """Whether gradients are in the checkpoints of the first steps of a script that clears them ``before`` it
+    computes, or ``after`` it has stepped."""
+    net, found = nn.Linear(2, 1), []
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    residue = Residue([optimizer])
+    residue.watch()
+    for _ in range(3):
+        if before:
+            optimizer.zero_grad(set_to_none=to_none)
+        residue.computing()
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        if after:
+            optimizer.zero_grad(set_to_none=to_none)
+        residue.boundary()
+        found.append(len(residue.state_dict()) > 1)
+    return found
+
+
+def test_only_gradients_that_are_used_again_are_saved() -> None:
+    assert saved(before=False, after=True) == [False] * 3
+    assert saved(before=True, after=False) == [True, False, False]  # at first it is not known
+    assert saved(before=False, after=False) == [True] * 3
+    assert saved(before=True, after=False, to_none=False) == [True] * 3  # zeros are something else than none
+
+
+# --- numbers on a device ------------------------------------------------------------------------------------
+
+
+def test_a_loss_on_a_device_is_judged_without_waiting_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _read(there := torch.empty((), device="meta")) == {"unread": {"loss": there}}
+    assert _read(torch.tensor(2.0)) == {"loss": 2.0} and _read(None) == {}
+    monkeypatch.setattr(
+        "accelerate_durable.durable._read", lambda _: {"unread": {"loss": torch.tensor(float("nan"))}}
+    )
+    options = DurableOptions(root=tmp_path / "run", integrity=Integrity(on_numeric="stop"), every_n_steps=3)
+    accelerator = Accelerator(cpu=True, durable=options)
+    with pytest.raises(NumericFault) as caught:
+        an_epoch(accelerator)
+    assert (caught.value.onset, accelerator.durable.steps) == (1, 3)  # before it was saved
+    accelerator.durable.reset()
 
 
 def test_one_iterator_at_a_time_is_told_what_to_do(tmp_path: Path) -> None:

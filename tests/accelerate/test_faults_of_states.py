@@ -146,6 +146,29 @@ def test_what_is_changed_in_the_middle_of_an_epoch_is_told(
     assert what in "".join(told) and len(told) == bool(what)
 
 
+def test_an_optimizer_set_after_save_state_is_lost_to_a_loop_that_begins_later(
+    tmp_path: Path,
+) -> None:
+    """In an earlier process it is nothing to be told: most loops come by there again."""
+    training = begin(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for epoch in range(3):
+            training.epoch()
+            training.accelerator.save_state()
+            if epoch < 2:
+                halve(training, epoch)
+    training.stop()
+    again = begin(tmp_path)
+    with pytest.warns(UserWarning, match="sets an optimizer .* after save_state"):
+        again.accelerator.load_state(tmp_path / "checkpoints" / "checkpoint_2")
+    again.epoch()
+    again.accelerator.save_state()
+    halve(again, 3)
+    with pytest.warns(UserWarning, match="what optimizer 0 is set to"):
+        again.epoch()
+
+
 # --- what dead processes leave, and those that should be dead ----------------------------------------------
 
 

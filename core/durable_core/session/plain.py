@@ -212,14 +212,17 @@ class DurableSession(ForAdapters):
         return self._step
 
     def step(
-        self, *, loss: float | None = None, lr: float | None = None, grad_norm: float | None = None
-    ) -> bool:
+        self, *, loss: float | None = None, lr: float | None = None, grad_norm: float | None = None,
+        unread: Mapping[str, torch.Tensor] | None = None,
+    ) -> bool:  # fmt: skip
         """The boundary: call it when an optimizer step is complete and before the next batch is taken.
 
         Batches handed over since the last call count as consumed by this step; as consumed without an update
         when no optimizer has stepped (a gradient scaler skips it after an overflow). Saves when the cadence
         says so; ``True`` when it did. After SIGTERM to any rank all save at the same step, wait, and raise
         ``Drained`` (exit 75).
+        ``unread``: a ``loss`` and ``grad_norm`` on a device, which is not waited for: they are judged some
+        steps later, and before anything is saved.
         ``Fenced`` when another process has taken the run over; ``NumericFault`` when the numbers are wrong
         and ``integrity`` says to stop.
         """
@@ -230,7 +233,9 @@ class DurableSession(ForAdapters):
         self._updated = False
         if self._loader is not None and self._loader.outstanding:
             self._loader.acknowledge(self._loader.outstanding, step=self._step, no_update=skipped)
-        self.run.note_metrics(self._step, loss=loss, lr=lr, grad_norm=grad_norm, updated=not skipped)
+        self.run.note_metrics(
+            self._step, loss=loss, lr=lr, grad_norm=grad_norm, updated=not skipped, unread=unread
+        )
         self.run.boundary(self._step)
         self.run.integrity.examine(self._step, self._twice.parameters)
         self.run.watch(self._step, self._loader)

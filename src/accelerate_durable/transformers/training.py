@@ -38,7 +38,7 @@ class Training:
         self._resumed = False  # in the middle of the run, rather than at its beginning
         self._seen = 0  # the Trainer's count of steps at the last boundary
         self._asked = False  # the Trainer has saved: so shall we, and wait
-        self._logged: dict[str, float] = {}
+        self._logged: dict[str, Any] = {}
         self._unrecorded = False  # the run has ended, and its storage would not have it
         self._patches = hooks.Patches(
             trainer,
