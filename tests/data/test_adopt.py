@@ -103,6 +103,14 @@ def test_a_last_batch_that_replicas_cannot_share(
     assert [("3 samples are seen twice" in str(w.message)) for w in caught] == [True] * (remainder == "wrap")
 
 
+def test_a_remainder_that_is_given_is_not_warned_of() -> None:
+    given = DataLoader(Plain(9), 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader = DurableLoader.from_dataloader(given, replica=0, replicas=2, seed=1, remainder="wrap")
+    assert loader.cursor.remainder == "wrap"
+
+
 def test_a_batch_sampler_that_is_an_ordinary_one_is_read() -> None:
     sampler = BatchSampler(RandomSampler(Drawing(SIZE)), 4, True)
     assert same(DurableLoader.from_dataloader(plain(batch_sampler=sampler), seed=5))

@@ -131,11 +131,12 @@ class Journal:
         assert verdict.effective, verdict.reason
         self._seq += 1
 
-    def start(self, time: float) -> None:
+    def start(self, time: float, **more: object) -> None:
         head = self.state.head
         self.add(
             Kind.GENERATION_STARTED, time,
             restore_point=head, manifest_digest=None if head is None else "", members=["dp0"], takeover=False,
+            **more,
         )  # fmt: skip
 
     def fail(self, time: float, kind: str = "F1") -> None:
@@ -162,6 +163,18 @@ def test_every_generation_that_was_replaced_is_an_interruption() -> None:
     assert [each.time for each in found.interruptions] == [1000.0, 2600.0]
     assert found.uptime == 1000.0 + 600.0 + 500.0  # not the time it was down
     assert found.gaps == (1000.0, 600.0)
+
+
+def test_going_back_by_oneself_is_none() -> None:
+    journal = Journal()
+    journal.start(0.0)
+    journal.commit(1000.0, 1)
+    journal.start(2000.0, asked=True)
+    journal.commit(3000.0, 2)
+    journal.start(4000.0)
+    found = read_history(journal.state, burst=1.0)
+    assert [each.time for each in found.interruptions] == [3000.0]
+    assert found.uptime == 2000.0 and found.gaps == (2000.0,)
 
 
 def test_a_drain_that_lost_no_work_is_none() -> None:

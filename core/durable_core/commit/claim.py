@@ -33,11 +33,12 @@ CLAIM_ROUNDS = 16
 @dataclass(frozen=True)
 class Choice:
     """The restore point chosen, and why. ``c`` is ``None`` only while nothing is committed. ``warning``: what
-    a person has to know of it."""
+    a person has to know of it. ``asked``: training itself goes back there; nothing has interrupted it."""
 
     c: int | None
     reason: str
     warning: str = ""
+    asked: bool = False
 
 
 Chooser = Callable[[RunState], Choice]
@@ -198,6 +199,8 @@ def claim_generation(
         }
         if topology is not None:
             payload["topology"] = dict(topology)
+        if choice.asked:
+            payload["asked"] = True
         token = Token(state.generation + 1, launch_id)
         try:
             view = yield from append(view, Draft.by(token, Kind.GENERATION_STARTED, payload))

@@ -82,7 +82,13 @@ def _start(state: RunState, record: Record) -> RunState:
         pending_fork=None,
         phase=None,
         lives=state.lives.append(
-            Life(record.generation, record.time, members=members, restore_point=p["restore_point"])
+            Life(
+                record.generation,
+                record.time,
+                members=members,
+                restore_point=p["restore_point"],
+                asked=bool(p.get("asked")),
+            )
         ),
     )
     fork = state.pending_fork
@@ -157,9 +163,7 @@ def _commit(state: RunState, record: Record) -> RunState:
         seq=record.seq,
         time=record.time,
     )
-    return replace(
-        state, checkpoints=state.checkpoints.updated(info), head=info.c, commits=state.commits + 1
-    )
+    return replace(state, checkpoints=state.checkpoints.updated(info), head=info.c, commits=state.commits + 1)
 
 
 def _change(run: RunState, record: Record, /, **changes: Any) -> RunState:
@@ -273,8 +277,15 @@ AUTHORITY: Table = {
         _allocate,
     ),
     Kind.CHECKPOINT_COMMITTED: Row(
-        (*_WORKER, r.allocated_here, r.parent_is_head, r.step_exceeds_head, r.reuses_the_parents,
-         r.no_damage_since), _commit
+        (
+            *_WORKER,
+            r.allocated_here,
+            r.parent_is_head,
+            r.step_exceeds_head,
+            r.reuses_the_parents,
+            r.no_damage_since,
+        ),
+        _commit,
     ),
     Kind.CHECKPOINT_ABORTED: Row((*_WORKER, r.still_allocated), _abort),
     Kind.FAILURE: Row(_WORKER, _failure),

@@ -114,7 +114,7 @@ class Failure:
 @dataclass(frozen=True)
 class Life:
     """One generation: when it ``began``, its ``members``, the checkpoint it was started from, the step of its
-    planned stop, whether the run ended in it."""
+    planned stop, whether the run ended in it. ``asked``: the one before it went back to there by itself."""
 
     generation: int
     began: float
@@ -122,6 +122,7 @@ class Life:
     ended: bool = False
     members: tuple[str, ...] = ()
     restore_point: int | None = None
+    asked: bool = False
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,8 @@ class Coordinator:
         def choose(state: RunState) -> claim.Choice:
             if not state.checkpoints[point.c].usable:
                 raise CheckpointNotFoundError(f"checkpoint {point.c} was retired or found damaged meanwhile")
-            return claim.Choice(point.c, f"rolled back by the script to c{point.c} at step {point.step}")
+            why = f"rolled back by the script to c{point.c} at step {point.step}"
+            return claim.Choice(point.c, why, asked=True)
 
         assert self.claimed is not None, "only a run that is open for writing is rolled back"
         self.previous = None  # what it trained is no first execution of what follows

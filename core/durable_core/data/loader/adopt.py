@@ -38,8 +38,10 @@ def arguments(
     replicas: int | None,
     seed: int | None,
     promise: Promise,
+    remainder: Remainder | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments that make a ``DurableLoader`` of a user's loader.
+    """Keyword arguments that make a ``DurableLoader`` of a user's loader. ``remainder``: what becomes of it,
+    where the caller says so; else what the loader does, and samples that are seen twice are warned of.
 
     Raises ``UnsupportedError`` for what cannot be made exact under ``promise``.
     """
@@ -73,7 +75,8 @@ def arguments(
     if is_mixture(dataset):
         return {**common, "shuffle": shuffle, "drop_last": drop_last}  # its length is not that of an epoch
     drop_tail = isinstance(sampler, DistributedSampler) and sampler.drop_last
-    remainder = _remainder(len(dataset), batch_size, place["replicas"], drop_last, drop_tail)
+    if remainder is None:
+        remainder = _remainder(len(dataset), batch_size, place["replicas"], drop_last, drop_tail)
     return {**common, "shuffle": shuffle, "remainder": remainder}
 
 

@@ -204,7 +204,9 @@ class DurableLoader(Answers, LedgerRows, Position):
         if isinstance(loader, DurableLoader):
             loader.bind(**{**place, "accumulate": more.get("accumulate")})
             return loader
-        arguments = adopt.arguments(loader, **place, promise=promised(promise))
+        arguments = adopt.arguments(
+            loader, **place, promise=promised(promise), remainder=more.get("remainder")
+        )
         return cls(**{**adopt.without(arguments, more), "dataset_id": dataset_id, **more})
 
     def bind(

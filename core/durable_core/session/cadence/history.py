@@ -56,10 +56,10 @@ class History:
 def read_history(state: RunState, *, burst: float = BURST_S) -> History:
     """The interruptions that the journal of a run tells of.
 
-    Every generation that another one replaced was interrupted, unless it ended the run or drained as planned:
-    the step it drained at is committed. Interruptions within ``burst`` seconds (the D + R window) of one
-    that counts are the same incident. A generation was up from its start to its last commit or failure: a
-    lower bound, so that downtime is never counted as uptime.
+    Every generation that another one replaced was interrupted, unless it ended the run, went back by itself
+    or drained as planned: the step it drained at is committed. Interruptions within ``burst`` seconds (the
+    D + R window) of one that counts are the same incident. A generation was up from its start to its last
+    commit or failure: a lower bound, so that downtime is never counted as uptime.
     """
     seen: dict[int, float] = {}
     committed: dict[int, int] = {}
@@ -72,6 +72,7 @@ def read_history(state: RunState, *, burst: float = BURST_S) -> History:
         seen[failure.generation] = max(seen.get(failure.generation, failure.time), failure.time)
         causes[failure.generation].append(str(failure.payload["class"]))
 
+    went_back = {life.generation - 1 for life in state.lives if life.asked}
     found: list[Interruption] = []
     gaps: list[float] = []
     uptime, counted_at, planned = 0.0, 0.0, 0
@@ -84,7 +85,7 @@ def read_history(state: RunState, *, burst: float = BURST_S) -> History:
         if life.drain_step is not None and _reached(state, life, committed) >= life.drain_step:
             planned += 1
             continue
-        if g == state.generation:
+        if g == state.generation or g in went_back:
             continue
         domain = _widest(causes[g])
         if found and last - found[-1].time <= burst:
