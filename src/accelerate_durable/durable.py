@@ -110,6 +110,7 @@ class Durable(Opened):
             where = f"the run has ended at step {session.steps}"
             due = 0 if self._stepped else self.loop.epoch + 1
         elif epoch != self.loop.last:
+            self._beyond = 0
             return
         self._beyond += 1
         told = [check_not_beyond(self._beyond - due, where)]

@@ -27,7 +27,7 @@ class Residue:
         self._stepped: set[int] = set()  # since the last boundary
         self._used = set(range(len(self._optimizers)))  # up to the last boundary
         self._kept: dict[int, bool] = {}
-        self._left: dict[int, tuple[Tensor, Tensor]] = {}  # a parameter, and its gradient at the boundary
+        self._left: dict[int, Tensor] = {}  # a parameter that had a gradient at the boundary
 
     def watch(self) -> list[Any]:
         """Learn which optimizers step; the handles of the hooks."""
@@ -40,15 +40,15 @@ class Residue:
     def boundary(self) -> None:
         self._used, self._stepped = self._stepped, set()
         for number in tuple(self._used):
-            left = next(((p, p.grad) for p in self._parameters(number) if p.grad is not None), None)
+            left = next((p for p in self._parameters(number) if p.grad is not None), None)
             if left is not None:
                 self._left[number] = left
                 self._used -= {number} if self._kept.get(number, True) else set()
 
     def computing(self) -> None:
         """The script computes gradients now: are those of the last boundary there still?"""
-        for number, (parameter, gradient) in self._left.items():
-            self._kept[number] = self._kept.get(number, False) or parameter.grad is gradient
+        for number, parameter in self._left.items():
+            self._kept[number] = self._kept.get(number, False) or parameter.grad is not None
         self._left.clear()
 
     def state_dict(self) -> dict[str, Any]:
