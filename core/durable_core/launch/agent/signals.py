@@ -39,9 +39,7 @@ class Signals:
             watched = select.poll()
             watched.register(self._reading, select.POLLIN)
             for pid in living:
-                with suppress(
-                    OSError
-                ):  # no such kernel, or no descriptor left: it is seen when the time is up
+                with suppress(OSError):  # an old kernel, or no descriptor left: seen when the time is up
                     end = os.pidfd_open(pid)
                     opened.callback(os.close, end)
                     watched.register(end, select.POLLIN)
