@@ -4,22 +4,32 @@ whether they are one run."""
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch._dynamo  # what every life imports, once: an optimizer does
+
+from durable_core.engine.audit import audit
+from durable_core.engine.inspect import Reader, open_run
 
 #: What a run wrote down of one thing it did.
 Line = dict[str, Any]
+S = TypeVar("S")
 
 #: Seconds after which a life that hangs ends as a failure.
 LONGEST_S = 180
+#: Seconds that the others have when one of a group has failed.
+GRACE_S = 45.0
 
 
 def start(home: Path, action: Callable[[], Any]) -> int:
@@ -57,9 +67,41 @@ def ended(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def all_ended(pids: Sequence[int]) -> list[int]:
+    """Wait for a group; the exit codes. As a launcher does: who outlives one that has failed by ``GRACE_S``
+    (gloo may hang) is ended."""
+    alive = {os.pidfd_open(pid): pid for pid in pids}
+    codes: dict[int, int] = {}
+    deadline: float | None = None
+    while alive:
+        gone = wait(alive, None if deadline is None else max(0.0, deadline - time.monotonic()))
+        for pidfd in gone:
+            os.close(pidfd)
+            pid = alive.pop(pidfd)
+            codes[pid] = ended(pid)
+            if codes[pid] and deadline is None:
+                deadline = time.monotonic() + GRACE_S
+        if not gone:
+            for pid in alive.values():
+                os.kill(pid, signal.SIGKILL)
+            deadline = None
+    return [codes[pid] for pid in pids]
+
+
 def life(home: Path, action: Callable[[], Any]) -> int:
     """Run ``action`` in a forked process; its exit code, negative for a signal."""
     return ended(start(home, action))
+
+
+def as_script(path: Path, *arguments: object) -> Callable[[], None]:
+    """What a life does that is ``python PATH ARGUMENTS``."""
+
+    def action() -> None:
+        sys.argv = [str(path), *map(str, arguments)]
+        sys.path.insert(0, str(path.parent))
+        runpy.run_path(str(path), run_name="__main__")
+
+    return action
 
 
 def free_port() -> int:
@@ -70,6 +112,28 @@ def free_port() -> int:
 
 def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def all_lives(
+    live: Callable[[int, S | None], list[int]], strikes: Sequence[S], victim: int, output: Path
+) -> list[list[int]]:
+    """``live(number, strike)`` for each of ``strikes``, which kills ``victim``, and once to the end; the exit
+    codes of each life by rank."""
+    codes = []
+    for number, strike in enumerate(strikes):
+        codes.append(live(number, strike))
+        assert codes[-1][victim] != 0, "the life was to be killed"
+    codes.append(live(len(strikes), None))
+    assert not any(codes[-1]), output.read_text()[-4000:]
+    return codes
+
+
+def sound(root: Path) -> Reader:
+    """The run, whose ledger proves that every due sample was consumed once."""
+    reader = open_run(root)
+    found = audit(reader)
+    assert found.sound, found.to_json()
+    return reader
 
 
 def check_stretches(expected: list[Line], lives: Sequence[list[Line]]) -> None:

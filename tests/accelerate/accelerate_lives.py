@@ -7,27 +7,22 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch._dynamo  # noqa: F401  # what every life imports, once: an optimizer does
 from accelerate.state import AcceleratorState, GradientState
 
-from accelerate_durable import swap  # noqa: F401  # same
+from accelerate_durable import swap  # noqa: F401  # what every life imports, once
 from accelerate_durable.__main__ import main
-from durable_core.engine.audit import audit
-from durable_core.engine.inspect import Reader, open_run
+from durable_core.engine.inspect import Reader
 from durable_core.session.plain import DurableSession
-from tests.lives import Line, check_stretches, free_port, kill_self, life, start
+from tests import lives
+from tests.lives import Line, all_ended, free_port, kill_self, life, start
 
 SCRIPTS = Path(__file__).with_name("scripts")
-#: Seconds that the others have when one of a group has failed.
-GRACE_S = 45.0
 sys.path.append(str(SCRIPTS))
 
 import training_parts  # noqa: E402  # the scripts' own, found as they find it
@@ -115,19 +110,7 @@ def group(home: Path, world: int, action: Callable[[int], Any]) -> list[int]:
         action(rank)
 
     pids = [start(home, lambda rank=rank: ranked(rank)) for rank in range(world)]
-    codes: dict[int, int] = {}
-    deadline = float("inf")
-    while len(codes) < world:  # as a launcher does: who outlives a dead one for long (gloo may hang) is ended
-        for pid in set(pids) - codes.keys():
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-            gone, status = os.waitpid(pid, os.WNOHANG)
-            if gone:
-                codes[pid] = os.waitstatus_to_exitcode(status)
-                if codes[pid] and deadline == float("inf"):
-                    deadline = time.monotonic() + GRACE_S
-        time.sleep(0.02)
-    return [codes[pid] for pid in pids]
+    return all_ended(pids)
 
 
 def run_life(
@@ -161,10 +144,7 @@ def output(home: Path) -> str:
 
 def sound(home: Path) -> Reader:
     """The run, whose ledger proves that every due sample was consumed once."""
-    reader = open_run(home / "run")
-    found = audit(reader)
-    assert found.sound, found.to_json()
-    return reader
+    return lives.sound(home / "run")
 
 
 class References:
@@ -207,17 +187,17 @@ def survives(
     Returns the exit codes of each life by rank.
     """
     expected = references.of(control or case, world)
-    codes = []
-    for number, (what, count) in enumerate(kills):
-        strikes = {victim: at_line(what, count, act, settled=settled)}
+
+    def live(number: int, strike: Strike | None) -> list[int]:
+        strikes = {} if strike is None else {victim: strike}
         more = later if number else ()
-        codes.append(run_life(case, home, f"life{number}", world=world, strikes=strikes, more=more))
-        assert codes[-1][victim] != 0, "the life was to be killed"
-    codes.append(run_life(case, home, f"life{len(kills)}", world=world, more=later))
-    assert codes[-1] == [0] * world, output(home)[-4000:]
+        return run_life(case, home, f"life{number}", world=world, strikes=strikes, more=more)
+
+    strikes = [at_line(what, count, act, settled=settled) for what, count in kills]
+    codes = lives.all_lives(live, strikes, victim, home / "output")
     for rank in range(world):
-        lives = [trained(lines(home, f"life{number}", rank)) for number in range(len(kills) + 1)]
-        check_stretches(expected[rank], lives)
-        assert lives[-1][0] != expected[rank][0], "the last life began from the start"
+        found = [trained(lines(home, f"life{number}", rank)) for number in range(len(codes))]
+        lives.check_stretches(expected[rank], found)
+        assert found[-1][0] != expected[rank][0], "the last life began from the start"
     sound(home)
     return codes

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from lightning_subject import Case, Strike, at_line, fit, group, lines
 
-from durable_core.engine.audit import audit
-from durable_core.engine.inspect import open_run
-from tests.lives import Line, check_stretches, life
+from tests.lives import Line, all_lives, check_stretches, kill_self, life, sound
 
 #: (what, number, act): where a life ends
 Kill = tuple[str, int]
@@ -51,7 +49,7 @@ def survives(
     *,
     world: int = 1,
     victim: int = 0,
-    act: Callable[[], None] | None = None,
+    act: Callable[[], None] = kill_self,
     settled: bool = True,
 ) -> list[list[int]]:
     """Lives that end at ``kills``, then one to the end; asserts that all are the uninterrupted run, and that
@@ -60,20 +58,13 @@ def survives(
     Returns the exit codes of each life by rank.
     """
     expected = references.of(case, world)
-    codes = []
-    for number, (what, count) in enumerate(kills):
-        strike = (
-            at_line(what, count, settled=settled)
-            if act is None
-            else at_line(what, count, act, settled=settled)
-        )
-        codes.append(run_life(case, home, f"life{number}-", world, {victim: strike}))
-        assert codes[-1][victim] != 0, "the life was to be killed"
-    codes.append(run_life(case, home, f"life{len(kills)}-", world, {}))
-    assert codes[-1] == [0] * world, (home / "output").read_text()[-3000:]
-    found = audit(open_run(home / "run"))
-    assert found.sound, found.to_json()
+
+    def live(number: int, strike: Strike | None) -> list[int]:
+        return run_life(case, home, f"life{number}-", world, {} if strike is None else {victim: strike})
+
+    strikes = [at_line(what, count, act, settled=settled) for what, count in kills]
+    codes = all_lives(live, strikes, victim, home / "output")
+    sound(home / "run")
     for rank in range(world):
-        lives = [lines(home, log=f"life{number}-{rank}") for number in range(len(kills) + 1)]
-        check_stretches(expected[rank], lives)
+        check_stretches(expected[rank], [lines(home, log=f"life{n}-{rank}") for n in range(len(codes))])
     return codes

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchmetrics import MeanMetric
 
 from lightning_durable import DurableCheckpoint
-from tests.lives import Line, ended, free_port, kill_self, start
+from tests.lives import Line, all_ended, free_port, kill_self, start
 
 SAMPLES, BATCH, EPOCHS, WIDTH = 64, 4, 3, 6
 Strike = Callable[["Notes", str], None]  # told of every line
@@ -352,8 +352,7 @@ def group(home: Path, world: int, action: Callable[[int], Any]) -> list[int]:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NODE_RANK="0", LOCAL_RANK=str(rank))
         action(rank)
 
-    pids = [start(home, lambda rank=rank: ranked(rank)) for rank in range(world)]
-    return [ended(pid) for pid in pids]
+    return all_ended([start(home, lambda rank=rank: ranked(rank)) for rank in range(world)])
 
 
 def at_line(what: str, number: int, act: Callable[[], None] = kill_self, *, settled: bool = True) -> Strike:

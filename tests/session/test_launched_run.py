@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from durable_core.session import Run, Settings
 from durable_core.session.world import World
 from durable_core.spec import RunSpec, Target
 from durable_core.tier.posix import PosixTier
+from tests.lives import as_script, life
 
 
 class Launcher:
@@ -276,14 +275,14 @@ def test_what_the_dead_sealed_is_adopted_under_the_launchers_claim(
     memory = tmp_path / "memory"
     memory.mkdir()
 
-    def live(*death: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(SCRIPT), str(launcher.root), str(memory), str(STEPS), "1000", *death]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    def live(*death: str) -> int:
+        return life(tmp_path, as_script(SCRIPT, launcher.root, memory, STEPS, 1000, *death))
 
-    assert live("4").returncode == -signal.SIGKILL
+    assert live("4") == -signal.SIGKILL
     launcher.claim()
-    done = live()
-    assert "restored (1, 3)" in done.stdout, done.stderr
+    code = live()
+    said = (tmp_path / "output").read_text()
+    assert "restored (1, 3)" in said and code == 0, said
     state = open_run(launcher.root).state
     assert [info.adopted for info in state.checkpoints.values()][:2] == [None, 1]
     assert state.generation == 2

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from durable_core.engine.audit import audit
 from durable_core.engine.inspect import open_run
 from durable_core.state.snapshots import leftovers
+from tests.lives import as_script, life
 
 SCRIPT = Path(__file__).parent / "memory_writer.py"
 STEPS = 9
@@ -21,17 +20,17 @@ STEPS = 9
 def live(root: Path, memory: Path, *death: str, every: int = 1000) -> tuple[str, str]:
     """One life: (what it restored, the digest it ended with or ``"killed"``)."""
     memory.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(root), str(memory), str(STEPS), str(every), *death],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    restored = re.search(r"restored (.*)", done.stdout)
-    ended = re.search(r"digest (\w+)", done.stdout)
-    assert restored, done.stderr
+    output = root.parent / "output"
+    output.unlink(missing_ok=True)
+    code = life(root.parent, as_script(SCRIPT, root, memory, STEPS, every, *death))
+    said = output.read_text()
+    restored = re.search(r"restored (.*)", said)
+    ended = re.search(r"digest (\w+)", said)
+    assert restored, said
     if ended:
-        assert done.returncode == 0, done.stderr
+        assert code == 0, said
         return restored[1], ended[1]
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert code == -signal.SIGKILL, said
     return restored[1], "killed"
 
 
