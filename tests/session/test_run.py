@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 from session_helpers import check, restored, start, state_at, train
 
 from durable_core import errors, events
+from durable_core.clock import SystemClock
 from durable_core.commit.retention import Retention
+from durable_core.engine import heartbeat
 from durable_core.engine.inspect import open_run
+from durable_core.format import canonical, layout
 from durable_core.session import Run, Settings
 from durable_core.spec import ModelSpec, RunSpec, Target
+from durable_core.tier.posix import PosixTier
 
 
 def shards(root: Path) -> list[Path]:
@@ -109,6 +116,37 @@ def test_resume_modes(tmp_path: Path) -> None:
     run = start(tmp_path, resume="must")
     assert run.restored_from == (0, 0)
     run.close()
+
+
+def test_the_same_launch_started_twice_does_not_fence_itself_before_a_root_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its launchers know of no root yet, so nothing was claimed for these workers."""
+    monkeypatch.setenv("DURABLE_LAUNCH_ID", "job")
+    start(tmp_path).close()
+    with subprocess.Popen(["sleep", "600"]) as other:
+        tier = PosixTier(tmp_path)
+
+        def beat(*_: object) -> None:
+            now, began = SystemClock().now(), heartbeat.process_start(other.pid)
+            fields = (socket.gethostname(), heartbeat.boot_id(), other.pid, began or 0, now, [])
+            owner = heartbeat.Owner("durable_launch_id:job", 1, *fields)
+            tier.put(layout.OWNER_HINT, canonical.dumps(vars(owner)))
+
+        try:
+            beat()
+            start(tmp_path).close()  # an orphan of a launcher that is gone, for all that is known
+            beat()
+            monkeypatch.setenv("DURABLE_ATTEMPT", "job/1")
+            monkeypatch.setattr("durable_core.session.run.follow", lambda: None)
+            start(tmp_path).close()  # what we have started ourselves
+            beat()
+            monkeypatch.setattr("durable_core.session.opening._kin", lambda: frozenset({os.getpid() + 1}))
+            monkeypatch.setattr(SystemClock, "sleep", beat)  # instead: it beats again and again
+            with pytest.raises(errors.RunBusy, match="owns the run"):
+                Run.open(tmp_path)
+        finally:
+            other.kill()
 
 
 def test_a_live_run_is_not_started_twice_unless_it_is_taken_over(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ from durable_core.format import canonical, layout
 from durable_core.tier.base import Tier
 
 INTERVAL_S = 5.0
+#: Seconds after which the owner of another host, which is not heard of again, is taken for gone.
+PATIENCE_S = 3 * INTERVAL_S + 1
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,51 @@ def read(tier: Tier) -> Owner | None:
         return None
     whole = all(isinstance(getattr(owner, name), kind) for name, kind in _KINDS.items())
     return owner if whole else None
+
+
+def contender(
+    look: Callable[[], Owner | None], clock: Clock, launch_id: str, kin: Collection[int], patience_s: float
+) -> tuple[Owner, str] | None:
+    """The owner that a start of ``launch_id`` has to leave the run to, and why; ``None`` once there is none.
+
+    Another launch's that beats while it is watched is alive, and so is one that after ``patience_s`` is
+    neither gone nor heard of. One of the same launch may be what a dead agent of it has left, and will be
+    ended: it is another start of the same name when it beats again and again.
+    """
+    begun, seen = clock.monotonic(), set[float]()
+    while (owner := look()) is not None:
+        namesake = owner.launch_id == launch_id
+        alive, why = owner.alive(clock.now())
+        if not alive or (namesake and not lives_beside(owner, kin)):
+            return None
+        seen.add(owner.time)
+        late = clock.monotonic() - begun > patience_s
+        if late and namesake and len(seen) == 1:
+            return None
+        if late or len(seen) > (2 if namesake else 1):
+            return owner, why
+        clock.sleep(_POLL_S)
+    return None
+
+
+def lives_beside(owner: Owner, kin: Collection[int]) -> bool:
+    """Whether ``owner`` is a live process of this host that neither is one of ``kin`` nor descends from one:
+    of a launcher that does not know of us."""
+    if (owner.host, owner.boot) != (socket.gethostname(), boot_id()):
+        return False
+    if process_start(owner.pid) != owner.started:
+        return False
+    return not any(pid in kin for pid in ancestry(owner.pid))
+
+
+def ancestry(pid: int) -> Iterator[int]:
+    """``pid``, its parent, and so on, as far as this host knows."""
+    while pid:
+        yield pid
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        except OSError:
+            return
 
 
 class Heartbeat:

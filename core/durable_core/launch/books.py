@@ -29,7 +29,7 @@ from durable_core.engine.roots import open_root
 from durable_core.errors import RunBusy, RunEnded
 from durable_core.format.record import Kind
 from durable_core.launch.bounded import Bounded, Patient
-from durable_core.launch.holding import Holding, lives_beside
+from durable_core.launch.holding import Holding
 from durable_core.tier.base import Tier
 from durable_core.types import Token
 
@@ -37,9 +37,6 @@ T = TypeVar("T")
 
 #: Seconds that a call may take.
 DEADLINE_S = 30.0
-#: Seconds after which the owner of another host, which is not heard of again, is taken for gone.
-PATIENCE_S = 3 * heartbeat.INTERVAL_S + 1
-_POLL_S = 0.1
 
 
 def record_name(launch: str) -> str:
@@ -134,7 +131,7 @@ class Books:
         *,
         takeover: bool = False,
         choose: Chooser = choose_restore_point,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = heartbeat.PATIENCE_S,
         kin: Collection[int] = (),
     ) -> Claimed | None:
         """The next generation, or ``None`` when there is nothing to claim: no run yet, or it has ended.
@@ -232,29 +229,14 @@ class Books:
         return why if alive else ""
 
     def _wait_for_owner(self, patience_s: float, kin: Collection[int]) -> None:
-        """Until nobody else owns the run; ``RunBusy`` for one that does.
-
-        Another launch's owner that beats while it is watched is alive, and so is one that after
-        ``patience_s`` is neither gone nor heard of. One of our own name may be what a dead agent of ours
-        has left, and will be ended: it is alive when it beats again and again.
-        """
-        begun, seen = self._clock.monotonic(), set[float]()
-        while (owner := self._owner()) is not None:
-            namesake = owner.launch_id == self.name
-            if namesake and not lives_beside(owner, kin):
-                return
-            if not (why := self._alive(owner)):
-                return
-            seen.add(owner.time)
-            late = self._clock.monotonic() - begun > patience_s
-            if late and namesake and len(seen) == 1:
-                return
-            if late or len(seen) > (2 if namesake else 1):
-                raise RunBusy(
-                    f"{self.root} is being trained: {why} ({owner.launch_id})",
-                    hint="wait, or start with --takeover",
-                )
-            self._clock.sleep(_POLL_S)
+        """Until nobody else owns the run; ``RunBusy`` for one that does."""
+        found = heartbeat.contender(self._owner, self._clock, self.name, kin, patience_s)
+        if found is not None:
+            owner, why = found
+            raise RunBusy(
+                f"{self.root} is being trained: {why} ({owner.launch_id})",
+                hint="wait, or start with --takeover",
+            )
 
 
 def _settled(view: View) -> Program[View]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from durable_core.clock import Clock
 from durable_core.engine import heartbeat
@@ -84,25 +83,3 @@ def _withdraw(tier: Tier) -> None:
 def _is_me(owner: Owner) -> bool:
     here = (socket.gethostname(), heartbeat.boot_id(), os.getpid())
     return (owner.host, owner.boot, owner.pid) == here and owner.started == heartbeat.process_start(owner.pid)
-
-
-def lives_beside(owner: Owner, kin: Collection[int]) -> bool:
-    """Whether ``owner`` is a live process of this host that neither is one of ``kin`` nor descends from one:
-    of an agent that does not know of us."""
-    if (owner.host, owner.boot) != (socket.gethostname(), heartbeat.boot_id()):
-        return False
-    if heartbeat.process_start(owner.pid) != owner.started:
-        return False
-    pid: int | None = owner.pid
-    while pid:
-        if pid in kin:
-            return False
-        pid = _parent(pid)
-    return True
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    except OSError:
-        return None

@@ -6,6 +6,7 @@ its token twice (FENCE-11).
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -314,14 +315,30 @@ class Coordinator:
         """Advisory: it spares a healthy run from being fenced by mistake; fencing is what protects."""
         self.previous = heartbeat.read(self.performer.tier)
         previous = self.previous
-        if previous is None or previous.launch_id == self.launch or self.takeover or self.given is not None:
+        if previous is None or self.takeover or self.given is not None:
             return
-        alive, why = previous.alive(self.clock.now())
+        if previous.launch_id == self.launch:
+            alive, why = self._lives_beside(previous)
+        else:
+            alive, why = previous.alive(self.clock.now())
         if alive:
             raise RunBusy(
                 f"{self.performer.tier.location} is being trained: {why} ({previous.launch_id})",
                 hint="wait, or start with --takeover (alone: takeover=True, DURABLE_TAKEOVER=1)",
             )
+
+    def _lives_beside(self, previous: heartbeat.Owner) -> tuple[bool, str]:
+        """Whether the owner is of another start under the same launch id. Its workers end with their
+        launcher, so one that goes on has a launcher that lives; without one it may be an orphan."""
+        kin = _kin()
+        if not self.launched.attempt or previous.pid in kin.union(heartbeat.ancestry(os.getpid())):
+            return False, ""
+
+        def look() -> heartbeat.Owner | None:
+            return heartbeat.read(self.performer.tier)
+
+        found = heartbeat.contender(look, self.clock, self.launch, kin, heartbeat.PATIENCE_S)
+        return (False, "") if found is None else (True, found[1])
 
     def _completed(self, warnings: tuple[str, ...]) -> Opening:
         state = self.view.state
@@ -331,6 +348,11 @@ class Coordinator:
             state.run_id, self.launch, state.generation, state.seed, state.promise, point, True, warnings,
             _root(state),
         )  # fmt: skip
+
+
+def _kin() -> frozenset[int]:
+    """This process and who has started it: what descends from these is of the same launcher."""
+    return frozenset({os.getpid(), os.getppid()})
 
 
 def _root(state: RunState) -> str:
