@@ -57,7 +57,7 @@ def finish() -> None:
 
 def main() -> None:
     tell(event="start")
-    writer = beats.Writer(FILES.beat(RANK), os.getpid())
+    writer = beats.Writer(FILES.beat(RANK), os.getsid(0))
     step = 0
     while not (LOG / "go").exists():
         writer.beat(time.monotonic(), Phase.STEP, generation=GENERATION, step=step)

@@ -62,6 +62,12 @@ def finish() -> None:
         performer.run(ending.succeed(performer.run(replay()), token, c=None, target=None))
 
 
+def drain(*_: object) -> None:
+    said = Path(os.environ["DURABLE_RUN_DIR"]) / "stopping"
+    tell(event="drained", why=said.read_text() if said.exists() else "")
+    sys.exit(75)
+
+
 def drain_slowly(*_: object) -> None:
     tell(event="draining")
     time.sleep(1)
@@ -79,7 +85,7 @@ def main() -> None:
     if WHAT == "drain-slowly":
         signal.signal(signal.SIGTERM, drain_slowly)
     if WHAT == "drain":
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+        signal.signal(signal.SIGTERM, drain)
     if WHAT == "parent":
         tell(event="child", child=child(start_new_session=True), how="a session of its own")
         tell(event="child", child=child(), how="the group of the worker")

@@ -20,6 +20,7 @@ from durable_core.launch.agent import memory
 from durable_core.launch.agent.ended import Cause, Ended
 from durable_core.launch.agent.judging import Judge
 from durable_core.launch.books import Lapse
+from durable_core.launch.evidence import Lost
 from durable_core.launch.retry import Policy
 from durable_core.types import CheckpointState, Token
 
@@ -274,6 +275,22 @@ def test_what_a_killed_writer_has_left_is_no_beat(files: RunFiles) -> None:
     (files.root / "beats" / ".0.17").write_bytes(b"half")
     judge, _, _ = judged(files, Ledger())
     assert judge(KILLED).exit_code is None
+
+
+def test_a_node_that_is_lost_explains_what_its_peers_say(files: RunFiles) -> None:
+    asked: list[bool] = []
+
+    def lost() -> tuple[Lost, ...]:
+        asked.append(True)
+        return (Lost("b"),)
+
+    ledger = Ledger()
+    judge, _, _ = judged(files, ledger, lost=lost)
+    judge(KILLED)
+    assert not asked and ledger.recorded[-1].failure == "F1", "nothing is asked where the cause is known"
+    write(files.words(0), Words("builtins.RuntimeError", "gloo/transport: Connection closed by peer"))
+    judge(Ended(Cause.FAILED, 3, {0: 1}))
+    assert asked and (ledger.recorded[-1].failure, ledger.recorded[-1].placement) == ("F2", "b")
 
 
 def test_nothing_secret_is_recorded(files: RunFiles) -> None:

@@ -124,8 +124,9 @@ def test_workers_that_drain_again_and_again_and_get_nowhere_end_the_launch(
 def test_a_planned_stop_drains_and_charges_nobody(tmp_path: Path, root: Path) -> None:
     with launched(tmp_path, "drain", flags=("--root", str(root))) as launcher:
         launcher.seen(2, event="ready")
-        os.kill(launcher.pid, signal.SIGTERM)
+        os.kill(launcher.pid, signal.SIGINT)
         assert launcher.ended() == 75, launcher.said()
+        assert len(launcher.lines(event="drained", why="SIGINT")) == 2
     assert not open_run(root).state.failures
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from controller_world import LIMITS, World
+from controller_world import LIMITS, TERMS, World
 
 from durable_core.engine import words
 from durable_core.engine.beats import Phase
@@ -134,6 +134,38 @@ def test_a_process_that_lives_and_stands_still_breaks_progress_and_not_membershi
     found = latest(world, controller)["violations"]
     assert {(one["invariant"], one["confirmed"]) for one in found} == {("progress", False)}
     assert found[0]["rank"] == 1 and found[0]["since"] < found[1]["since"] < world.clock.now()
+
+
+def test_who_has_no_room_for_beats_is_not_taken_for_hanging(world):
+    controller = world.controller()
+    world.create()
+    world.begin()
+    world.opened()
+    world.group()
+    world.files.mute(1).touch()
+    for step in range(4):
+        world.beat(0, Phase.STEP, step)
+        controller.step()
+    world.clock.wall += 2 * TERMS.join_s
+    world.beat(0, Phase.STEP, 9)
+    world.group()
+    controller.step()
+    assert world.states()[-1] == "running" and not world.requests()
+
+
+def test_no_room_for_a_request_is_told_and_looked_past(world, monkeypatch):
+    controller = world.controller()
+    world.running(controller)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("durable_core.launch.controller.loop.ask", full)
+        stall(world, controller)
+        assert "No space left" in controller.trouble
+    controller.step()
+    assert controller.trouble == "" and [request.kind for request in world.requests()] == ["dump"]
 
 
 def test_a_suspicion_is_lifted(world):

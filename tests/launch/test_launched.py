@@ -157,7 +157,7 @@ def test_who_had_the_rank_before_cannot_disturb_the_next(tmp_path: Path) -> None
     zombie.beat(3.0, Phase.STEP, generation=1, step=10)
     found = beats.read(path)
     assert found is not None
-    assert (found.pid, found.generation, found.step) == (2, 2, -1)
+    assert (found.leader, found.generation, found.step) == (2, 2, -1)
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -28,7 +28,8 @@ from durable_core.engine import inspect, words
 from durable_core.engine.launched import Launched
 from durable_core.errors import NodesMissing, Superseded, UsageError
 from durable_core.launch.books import Books, record_name
-from durable_core.launch.rendezvous import Restart, RunRendezvous
+from durable_core.launch.evidence import Lost
+from durable_core.launch.rendezvous import Restart, RunRendezvous, pulse
 from durable_core.launch.rendezvous.joining import Joining
 
 CLOCK = SystemClock()
@@ -284,7 +285,9 @@ def test_every_node_learns_which_run_was_opened(tmp_path: Path, make: Make) -> N
     assert books.root == str(tmp_path)
 
 
-def test_an_agent_that_was_relaunched_learns_from_the_one_that_stayed(tmp_path: Path, make: Make) -> None:
+def test_an_agent_that_was_relaunched_learns_from_the_one_that_stayed(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create(tmp_path)
     port = free_port()
     staying, dying = make(nodes=2, port=port), make(nodes=2, port=port)
@@ -292,6 +295,9 @@ def test_an_agent_that_was_relaunched_learns_from_the_one_that_stayed(tmp_path: 
     opens(staying, tmp_path)
     opens(dying, tmp_path)  # whichever is node 0
     launch = staying.launch
+    monkeypatch.setattr(pulse, "LOST_S", 0.2)
+    dying._unmirror()
+    assert staying.lost() == (Lost(""),), "on the same host"
     dying._joining.drop()  # its signs of life end, and nothing else is said
     new = make(nodes=2, port=port)
     assert new.launch == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from durable_core.engine import beats, words
 from durable_core.engine.beats import Phase
 from durable_core.engine.launched import RunFiles
 from durable_core.launch.controller import looking
-from durable_core.launch.rendezvous import mirror
+from durable_core.launch.evidence import Lost
+from durable_core.launch.rendezvous import mirror, pulse
 from durable_core.launch.rendezvous.mirror import Mirror
 
 
@@ -90,6 +92,28 @@ def test_a_beat_that_stands_still_grows_old(nodes: Nodes) -> None:
     writer.beat(150.0, Phase.STEP, generation=1, step=4)
     nodes.exchange()
     assert looking.look(nodes.files[0].root).beats[1].time == 1100.0
+
+
+def test_a_node_that_signs_no_more_is_lost_and_one_that_saw_the_end_is_not(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking, dead, alive = (each.pulse for each in nodes.mirrors)
+    with monkeypatch.context() as there:
+        there.setattr(socket, "gethostname", lambda: "b")
+        dead.sign()
+    alive.sign()
+    clock, waited = nodes.clocks[0], 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal waited
+        waited, clock.at = waited + seconds, clock.at + seconds
+        alive.sign()
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    assert asking.lost() == (Lost("b"),) and waited == pytest.approx(pulse.LOST_S, abs=0.2)
+    dead.end()
+    waited = 0.0
+    assert asking.lost() == () and waited < 0.2, "it ended for something of its own, and tells"
 
 
 def test_only_what_changed_travels(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from durable_core.clock import SystemClock
 from durable_core.data import DurableLoader
 from durable_core.engine import beats, uncaught
 from durable_core.engine.beats import Beat, Phase
+from durable_core.engine.inspect import open_run
 from durable_core.engine.launched import Launched, RunFiles
 from durable_core.engine.words import read_opened
 from durable_core.session import Run, reporting
@@ -67,7 +70,7 @@ def test_a_new_run_tells_every_phase(seen: list[Beat], tmp_path: Path) -> None:
     steps = [Phase.STEP, Phase.SAVE] * 3
     assert phases(seen) == [Phase.INIT, *steps, Phase.STEP, Phase.EXIT]
     last = seen[-1]
-    assert (last.pid, last.generation, last.step, last.durable) == (os.getpid(), 1, 2, 2)
+    assert (last.leader, last.generation, last.step, last.durable) == (os.getsid(0), 1, 2, 2)
     assert [beat.count for beat in seen] == list(range(1, len(seen) + 1))
 
 
@@ -127,6 +130,14 @@ def test_a_loop_tells_when_it_takes_a_batch_and_when_it_evaluates(seen: list[Bea
         model(x).mean().backward()
         session.step()
         assert len(seen[-1].own) == 2
+
+
+def test_what_the_launcher_stops_for_is_what_the_journal_says(files: RunFiles, tmp_path: Path) -> None:
+    run = start(tmp_path / "run")
+    files.stopping.write_text("SIGINT")  # as its agent does, before it sends SIGTERM
+    run.draining(0, "SIGTERM")
+    run.close()
+    assert open_run(tmp_path / "run").state.draining == {"reason": "SIGINT", "step": 0}
 
 
 def test_without_a_launcher_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +236,20 @@ def test_training_goes_on_where_nothing_can_be_told(files: RunFiles, tmp_path: P
     assert not files.root.exists(), "it would be nobody's"
 
 
+def test_who_has_no_room_for_beats_says_so_at_once(
+    files: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(reporting, "Writer", full)
+    with pytest.warns(UserWarning, match="No space left"):
+        run = start(tmp_path / "run")
+    assert files.mute(0).exists() and beats.read(files.beat(0)) is None
+    train(run, 1, 1)
+    run.close()
+
+
 # --- own time --------------------------------------------------------------------------------
 
 
@@ -304,11 +329,12 @@ def test_a_closed_run_leaves_the_model_as_it_was(files: RunFiles) -> None:
 def test_the_slow_rank_is_seen_where_the_steps_of_all_take_equally_long(
     files: RunFiles, tmp_path: Path, every: int
 ) -> None:
-    command = [sys.executable, str(SCRIPT), str(tmp_path / "run"), str(tmp_path / "meeting")]
+    shell = ["sh", "-c", '"$0" "$@"; exit $?']  # a worker may be wrapped
+    command = [*shell, sys.executable, str(SCRIPT), str(tmp_path / "run"), str(tmp_path / "meeting")]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), "6", str(every)], env={**os.environ, "RANK": str(rank)},
-            stdout=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, text=True, start_new_session=True,
         )
         for rank in range(2)
     ]  # fmt: skip
@@ -316,11 +342,13 @@ def test_the_slow_rank_is_seen_where_the_steps_of_all_take_equally_long(
         took = [json.loads(process.communicate(timeout=120)[0]) for process in ranks]
     finally:
         for process in ranks:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait(60)
     found = [beats.read(files.beat(rank)) for rank in range(2)]
     assert found[0] is not None
     assert found[1] is not None
+    assert [found[0].leader, found[1].leader] == [process.pid for process in ranks]
     assert [len(beat.own) for beat in found if beat is not None] == [6, 6]
     fast, slow = (statistics.median(beat.own) for beat in found if beat is not None)
     steps = [statistics.median(each) for each in took]

@@ -29,6 +29,7 @@ def live(runner: str, tmp_path: Path, ends: str) -> tuple[int, Words | None]:
     process = subprocess.Popen(
         [*RUNNERS[runner], str(tmp_path / "run"), ends], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "DURABLE_RUN_DIR": str(files.root), "RANK": "0", "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
     )  # fmt: skip
     try:
         assert process.stdout is not None
@@ -41,7 +42,7 @@ def live(runner: str, tmp_path: Path, ends: str) -> tuple[int, Words | None]:
         process.wait(DEADLINE_S)
     beat = beats.read(files.beat(0))
     assert beat is not None
-    assert (beat.pid, beat.phase) == (process.pid, Phase.EXIT)
+    assert (beat.leader, beat.phase) == (process.pid, Phase.EXIT)
     return process.returncode, read_words(files.words(0))
 
 
@@ -51,6 +52,11 @@ def test_a_drained_worker_exits_75_without_a_word(runner: str, tmp_path: Path) -
     state = open_run(tmp_path / "run").state
     assert state.draining is not None
     assert state.head_step == state.draining["step"]
+
+
+def test_a_save_while_the_interpreter_ends_is_one(tmp_path: Path) -> None:
+    assert live("as torchrun starts it", tmp_path, "late") == (0, None)
+    assert open_run(tmp_path / "run").state.head_step == 3
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

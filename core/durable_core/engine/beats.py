@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import mmap
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from durable_core.errors import FormatError
 VERSION = 1
 #: The newest own times that a beat keeps.
 OWN_TIMES = 32
-# sequence, version, pid, phase, generation, step, count, durable, time, since, number of own times
+# sequence, version, leader, phase, generation, step, count, durable, time, since, number of own times
 _HEAD = struct.Struct("<IIIIqqqqddq")
 _TIMES, _TIMES_AT = struct.Struct("<dd"), struct.calcsize("<IIIIqqqq")  # of time and since, in the head
 _OWN = struct.Struct(f"<{OWN_TIMES}d")
@@ -43,14 +44,15 @@ class Phase(enum.IntEnum):
 class Beat:
     """``step``: the last boundary (-1: none yet); ``count`` rises with every beat; ``durable``: the newest
     step that is (-1: none); ``time``, ``since``: monotonic seconds of this beat, and of the begin of the
-    phase.
+    phase; ``leader``: of the process's session, which is the process that the launcher has started, whatever
+    that has become or wrapped.
 
     ``own``: seconds that each of the last steps took this worker itself, oldest first: from the boundary to
     its last local gradient, before it waits for the others. In a synchronous group the steps of all take
     equally long; these do not.
     """
 
-    pid: int
+    leader: int
     phase: Phase
     generation: int
     step: int
@@ -65,11 +67,12 @@ _PHASES = frozenset(Phase)
 
 
 class Writer:
-    """One worker's file. Not thread-safe: it beats on the training thread, as nothing else is progress.
-    ``OSError`` where there is no room for it, or its directory is gone with the launcher."""
+    """One worker's file; ``leader``: as in ``Beat``. Not thread-safe: it beats on the training thread, as
+    nothing else is progress. ``OSError`` where there is no room for it, or its directory is gone with the
+    launcher."""
 
-    def __init__(self, path: Path, pid: int) -> None:
-        beside = path.with_name(f".{path.name}.{pid}")
+    def __init__(self, path: Path, leader: int) -> None:
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with beside.open("w+b") as file:
                 file.write(bytes(SIZE))  # not truncate(): where memory is full, an error now, no SIGBUS later
@@ -79,7 +82,7 @@ class Writer:
         except OSError:
             beside.unlink(missing_ok=True)
             raise
-        self._pid = pid
+        self._leader = leader
         self._sequence = 0
         self._count = 0
         self._owned = 0
@@ -98,7 +101,7 @@ class Writer:
             self._owned += 1
         self._unshown.clear()
         _HEAD.pack_into(
-            self._map, 0, odd, VERSION, self._pid, phase, generation, step, self._count,
+            self._map, 0, odd, VERSION, self._leader, phase, generation, step, self._count,
             durable, now, self._since, self._owned,
         )  # fmt: skip
         self._sequence = (odd + 1) & 0xFFFFFFFF
@@ -146,7 +149,7 @@ def shifted(beat: bytes, seconds: float) -> bytes:
 
 
 def _decoded(data: bytes, path: Path) -> Beat | None:
-    _, version, pid, phase, generation, step, count, durable, time, since, owned = _HEAD.unpack_from(data)
+    _, version, leader, phase, generation, step, count, durable, time, since, owned = _HEAD.unpack_from(data)
     if not count:
         return None
     if version != VERSION or phase not in _PHASES:
@@ -154,4 +157,4 @@ def _decoded(data: bytes, path: Path) -> Beat | None:
     ring = _OWN.unpack_from(data, _HEAD.size)
     first = owned % OWN_TIMES
     own = ring[first:] + ring[:first] if owned >= OWN_TIMES else ring[:owned]
-    return Beat(pid, Phase(phase), generation, step, count, durable, time, since, own)
+    return Beat(leader, Phase(phase), generation, step, count, durable, time, since, own)

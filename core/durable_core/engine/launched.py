@@ -91,6 +91,11 @@ class RunFiles:
         """``engine.beats``: how far a worker is. Written by the worker."""
         return self.root / "beats" / str(rank)
 
+    def mute(self, rank: int) -> Path:
+        """There when a worker has found no room for its beats: empty, for which there is room. What it does
+        not tell is held against it no more."""
+        return self.root / "mute" / str(rank)
+
     def words(self, rank: int) -> Path:
         """``engine.words``: the error that a worker ended with. Written by the worker, at its end."""
         return self.root / "words" / f"{rank}.json"
@@ -123,18 +128,25 @@ class RunFiles:
         return self.root / "facts.json"
 
     @property
+    def stopping(self) -> Path:
+        """Why the workers of this attempt are told to stop as planned, as text. Written by the agent, before
+        it tells them."""
+        return self.root / "stopping"
+
+    @property
     def requests(self) -> Path:
         """One file for each thing that the controller asks of the agent, named by its op_id."""
         return self.root / "requests"
 
     def clear(self, rank: int) -> None:
         """Before a new worker gets this rank: what the one before left there is not about it."""
-        for path in (self.beat(rank), self.words(rank), self.stacks(rank), self.ended(rank)):
+        paths = (self.beat, self.mute, self.words, self.stacks, self.ended)
+        for path in (of(rank) for of in paths):
             path.unlink(missing_ok=True)
 
     def prepare(self) -> RunFiles:
         """Made by the launcher alone: what workers write into one that is gone must not bring it back."""
-        for name in ("beats", "words", "stacks", "ended", "requests", "taken"):
+        for name in ("beats", "mute", "words", "stacks", "ended", "requests", "taken"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         return self
 

@@ -89,7 +89,7 @@ class Parting:
             beat = beats.read(self._files.beat(self._rank))
         except FormatError:
             return None
-        return None if beat is None or beat.pid != self.process or beat.step < 0 else beat.step
+        return None if beat is None or beat.leader != os.getsid(0) or beat.step < 0 else beat.step
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         error.__traceback__ = of_script(trace)

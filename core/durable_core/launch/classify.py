@@ -151,7 +151,7 @@ def _losses(lost: tuple[Lost, ...], step: int | None) -> Iterator[_Found]:
             cause = Cause(F.F3, Origin.OUTSIDE, signature("domain lost", step=step), reason, step)
             yield _Found(cause, domain=domain)
     for node in lost:
-        reason = f"node {node.place} is lost"
+        reason = f"node {node.place} is lost" if node.place else "the agent of another node is lost"
         cause = Cause(F.F2, Origin.OUTSIDE, signature("node lost", step=step), reason, step)
         yield _Found(cause, place=node.place, domain=node.domain)
 

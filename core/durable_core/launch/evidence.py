@@ -59,7 +59,8 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Lost:
-    """A node that answers no more and whose workers are fenced; ``domain``: the rack or zone it is in."""
+    """A node that answers no more and whose workers are fenced. ``place``: its host, ``""`` when that is not
+    known, or not gone with it; ``domain``: the rack or zone it is in."""
 
     place: str
     domain: str = ""

@@ -59,7 +59,8 @@ class Terms:
 class Observation:
     """``facts`` by node, ``beats`` by rank; ``time``: wall clock, as in facts; ``in_state_s``: for how long
     this controller has seen the run in its state; ``found``: violations that take more than this to see
-    (``controller.watching``); ``evict``: the node that is to be left at the next boundary, if any."""
+    (``controller.watching``); ``evict``: the node that is to be left at the next boundary, if any; ``mute``:
+    ranks that have no room for beats, of whom nothing follows from that they do not beat."""
 
     run: RunState
     facts: Mapping[int, Facts] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class Observation:
     in_state_s: float = 0.0
     found: tuple[Violation, ...] = ()
     evict: Unfit | None = None
+    mute: frozenset[int] = frozenset()
 
     @property
     def groups(self) -> tuple[Facts, ...]:
@@ -127,7 +129,7 @@ def _membership(seen: Observation, terms: Terms) -> Iterator[Violation]:
                 member.rank,
             )  # fmt: skip
         beat = seen.beats.get(member.rank)
-        if beat is not None and beat.pid == member.pid and beat.generation < seen.run.generation:
+        if beat is not None and beat.leader == member.pid and beat.generation < seen.run.generation:
             yield Violation(
                 Invariant.MEMBERSHIP,
                 f"rank {member.rank} is of generation {beat.generation}, not {seen.run.generation}",

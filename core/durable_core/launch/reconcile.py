@@ -137,9 +137,8 @@ def _restored(seen: Observation, terms: Terms) -> Due | None:
 
 def _at_least(seen: Observation, phases: frozenset[Phase]) -> bool:
     beats = seen.live_beats
-    return seen.expected > 0 and all(
-        rank in beats and beats[rank].phase in phases for rank in range(seen.expected)
-    )
+    heard = set(range(seen.expected)) - seen.mute
+    return seen.expected > 0 and all(rank in beats and beats[rank].phase in phases for rank in heard)
 
 
 def restored_step(run: RunState) -> int:
@@ -157,7 +156,7 @@ def _proven(seen: Observation, terms: Terms) -> Due | None:
     """Steps that every member has done since, with nothing found against them."""
     beats = seen.live_beats
     base, k = restored_step(seen.run), terms.probation_steps
-    if seen.expected == 0 or len(beats) < seen.expected or any(wrong_numbers(seen)):
+    if not beats or len(beats) < seen.expected - len(seen.mute) or any(wrong_numbers(seen)):
         return None
     steps = min(beat.step for beat in beats.values()) - base
     if steps < k:

@@ -13,6 +13,7 @@ from durable_core.detect.base import Finding, Step
 from durable_core.session.curve import Curve
 from durable_core.session.integrity import Watch
 from durable_core.session.opening import Opening, RestorePoint
+from durable_core.session.reporting import Reporter
 from durable_core.session.saving import Saver
 from durable_core.session.status import Board, Status
 from durable_core.session.world import World
@@ -26,6 +27,7 @@ class Records:
     clock: Clock
     board: Board
     integrity: Watch
+    reporter: Reporter
     _opening: Opening
     _saver: Saver | None
     _curve: Curve
@@ -102,8 +104,9 @@ class Records:
         self._active().committer.note_failure(failure_class, signature, evidence, step)
 
     def draining(self, step: int, reason: str) -> None:
-        """Journal that a planned stop has begun."""
-        self._active().committer.draining(step, reason)
+        """Journal that a planned stop has begun. What the launcher says of it counts: it has heard another
+        signal than its workers, or none."""
+        self._active().committer.draining(step, self.reporter.stopped_for or reason)
 
     def lower_promise(self, to: Promise, reason: str) -> None:
         """Journal that from now on less is promised."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,9 +35,11 @@ class Voice:
         self._holder: weakref.ref[Reporter] | None = None  # one that is forgotten holds nothing
         self.writer: Writer | None = None
         try:
-            self.writer = Writer(files.beat(rank), os.getpid())
+            self.writer = Writer(files.beat(rank), os.getsid(0))
         except OSError as error:
             _untold(error)
+            with suppress(OSError):  # gone with the launcher
+                files.mute(rank).touch()
 
     @property
     def free(self) -> Writer | None:
@@ -117,6 +119,16 @@ class Reporter:
             except OSError as error:
                 _untold(error)
         self.beat()
+
+    @property
+    def stopped_for(self) -> str:
+        """Why the launcher has told this process to stop as planned; ``""``: it has not."""
+        if self._files is None:
+            return ""
+        try:
+            return self._files.stopping.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # nobody wrote it, or the launcher is gone
+            return ""
 
     def mute(self) -> None:
         """This session is not the one that the launcher looks after."""

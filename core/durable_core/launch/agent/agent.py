@@ -162,7 +162,7 @@ class Agent(LocalElasticAgent):
         while True:
             self._tend()
             if signals.count:
-                return self._seen(Cause.STOP)
+                return self._seen(Cause.STOP, why=signals.told)
             exits = self._workers.exits()
             if any(status not in (0, DRAINED) for status in exits.values()):
                 return self._seen(Cause.FAILED)
@@ -218,7 +218,7 @@ class Agent(LocalElasticAgent):
             if request.kind == "dump":
                 self._house.dump(self._by_rank(self._living()))
             elif request.kind == "drain":
-                return self._seen(Cause.DRAINED, request)
+                return self._seen(Cause.DRAINED, request, why=request.reason)
             else:
                 return self._seen(Cause.REQUESTED, request)
         return None
@@ -229,17 +229,17 @@ class Agent(LocalElasticAgent):
         if now - self._asked < _ASK_S:
             return None
         self._asked = now
-        if self._handler.told_to_stop():
-            return self._seen(Cause.TOLD)
+        if why := self._handler.told_to_stop():
+            return self._seen(Cause.TOLD, why=why)
         if self._handler.num_nodes_waiting() > 0:
             return self._seen(Cause.REGROUP)
         return None
 
-    def _seen(self, cause: Cause, request: Request | None = None) -> Ended:
+    def _seen(self, cause: Cause, request: Request | None = None, why: str = "") -> Ended:
         exits = self._by_rank(self._workers.exits())
         return Ended(
             cause, self._generation, exits, request=request, provoked=self._provoked,
-            oom=memory.killed(self._killed, memory.kills()), at=self._house.clock.monotonic(),
+            oom=memory.killed(self._killed, memory.kills()), at=self._house.clock.monotonic(), why=why,
         )  # fmt: skip
 
     # --- stopping ----------------------------------------------------------------------------
@@ -248,8 +248,11 @@ class Agent(LocalElasticAgent):
         """Stop what still runs, as its cause asks for, and add what came of it."""
         planned = ended.cause in (Cause.STOP, Cause.TOLD, Cause.DRAINED)
         self._house.tell(GroupPhase.DRAINING if planned else GroupPhase.STOPPING, members=self._members())
+        self._handler.seen_end()
+        if ended.why:
+            self._house.announce(ended.why)
         if ended.cause is Cause.STOP:
-            self._handler.stop_others()
+            self._handler.stop_others(ended.why)
         self._stop(self._stop_grace_s if planned else self._kill_grace_s)
         self._hold()
         self._house.tell(GroupPhase.STOPPED, members=self._members())

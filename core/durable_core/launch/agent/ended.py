@@ -30,7 +30,8 @@ class Ended:
     """One attempt. ``exits``: statuses by rank, negative for a signal, of those that ended by themselves;
     ``after``: of those that we have stopped; ``oom``: the kernel has killed for memory meanwhile; ``error``:
     of the rendezvous; ``provoked``: what scheduled chaos has done to it; ``at``: monotonic seconds when its
-    end was seen; ``pids``: of this node's workers, by rank, as they were started."""
+    end was seen; ``pids``: of this node's workers, by rank, as they were started; ``why``: of a planned
+    stop."""
 
     cause: Cause
     generation: int | None = None
@@ -43,6 +44,7 @@ class Ended:
     provoked: str = ""
     at: float = 0.0
     pids: Mapping[int, int] = field(default_factory=dict)
+    why: str = ""
 
     @property
     def clean(self) -> bool:

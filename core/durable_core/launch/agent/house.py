@@ -87,6 +87,7 @@ class House:
         """No worker lives; what else lives now belongs to no attempt. ``own()``: what the attempt has
         started so far, and waits for itself."""
         self._kept, self._own = sweeping.children(), own
+        self.files.stopping.unlink(missing_ok=True)
 
     def strays(self) -> set[int]:
         """What an attempt has left that the agent did not start: marked, or by now a child of the agent."""
@@ -113,6 +114,11 @@ class House:
             if request.generation == generation:
                 found.append(request)
         return found
+
+    def announce(self, why: str) -> None:
+        """For the workers, which journal it: what their planned stop follows."""
+        with suppress(OSError):  # no room: they stop all the same
+            words.put(self.files.stopping, why.encode())
 
     def parted(self, rank: int, pid: int) -> bool:
         """Whether the worker has left its last words, and not something else in its name."""

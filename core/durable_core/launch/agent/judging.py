@@ -24,8 +24,9 @@ from durable_core.format.record import Kind
 from durable_core.launch import past, quarantine, retry
 from durable_core.launch.agent.ended import Cause, Ended, Verdict
 from durable_core.launch.books import Books, Lapse
+from durable_core.launch.causes import Origin
 from durable_core.launch.classes import DRAINED, TABLE, F
-from durable_core.launch.classify import Evidence, Exit, Stall, Unfit, classify
+from durable_core.launch.classify import Evidence, Exit, Lost, Stall, Unfit, classify
 from durable_core.launch.classify import Verdict as Finding
 from durable_core.launch.controller.incident import redacted
 
@@ -36,7 +37,7 @@ class Judge:
     run has ended. ``say``: one line for the operator. ``policy(run)``: how often and how quickly it is
     started again; ``spent(run)``: what the limits of that are held against.
     ``secrets``: what must not be written down. ``node``: this agent's name among those of the launch.
-    ``spare()``: whether the group can do without one of its nodes.
+    ``spare()``: whether the group can do without one of its nodes; ``lost()``: which of those are gone.
     """
 
     files: RunFiles
@@ -49,6 +50,7 @@ class Judge:
     secrets: tuple[str, ...] = ()
     node: str = ""
     spare: Callable[[], bool] = lambda: True
+    lost: Callable[[], tuple[Lost, ...]] = tuple
     _state: RunState = field(default_factory=RunState)
     _unrecorded: list[Lapse] = field(default_factory=list)
 
@@ -65,7 +67,7 @@ class Judge:
             return _regrouped(ended, state)
         if ended.cause is Cause.CLOSED and over is None:
             return Verdict(1, f"{ended.cause.value}; its own output says why")
-        finding = classify(self._evidence(ended, state, books))
+        finding = self._found(self._evidence(ended, state, books))
         if over is not None:
             return self._after(books, finding, over.outcome)
         decision = self._decide(state, finding)
@@ -93,6 +95,13 @@ class Judge:
             line = Failure(-1, state.generation, lapse.op_id, payload, self.clock.now())
             state = replace(state, failures=state.failures.append(line))
         return state
+
+    def _found(self, evidence: Evidence) -> Finding:
+        """Who is lost is asked only where that would explain the end better: to find out may take seconds."""
+        found = classify(evidence)
+        of_peers = found.origin in (Origin.UNKNOWN, Origin.SECONDARY) or found.failure in (F.F5, F.F17)
+        lost = self.lost() if of_peers else ()
+        return classify(replace(evidence, lost=lost)) if lost else found
 
     def _evidence(self, ended: Ended, state: RunState, books: Books | None) -> Evidence:
         """Only what ended, or was seen to end, by itself is a cause; what we stopped is marked."""
@@ -151,6 +160,8 @@ class Judge:
         return replace(ended, exits=spared(ended.exits), after=spared(ended.after))
 
     def _trains(self, rank: int, ended: Ended) -> bool:
+        if self.files.mute(rank).exists():
+            return True  # not known
         try:
             beat = beats.read(self.files.beat(rank))
         except FormatError:

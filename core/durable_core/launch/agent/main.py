@@ -81,7 +81,7 @@ def _run(
         return _unfit(flags, house.clock, unfit)
     judge = Judge(
         house.files, house.clock, terms.policy, handler.books, partial(_complete, house.clock), house.say,
-        terms.spent(house.clock), secrets, handler.node, lambda: handler.spare,
+        terms.spent(house.clock), secrets, handler.node, lambda: handler.spare, handler.lost,
     )  # fmt: skip
     config = flags.config
     assert config.logs_specs is not None  # torch's parser makes them

@@ -27,6 +27,11 @@ class Signals:
         for end in (self._reading, self._writing):
             os.set_blocking(end, False)
 
+    @property
+    def told(self) -> str:
+        """The name of the first one; ``""``: none has come."""
+        return "" if self.first is None else self.first.name
+
     def install(self, names: Sequence[str]) -> None:
         """``ValueError`` for a name that is no signal."""
         for name in names:

@@ -22,7 +22,8 @@ def ask(
 ) -> None:  # fmt: skip
     """Leave the request at each of ``places``, unless it is there. ``op_id``: what it follows from.
 
-    Killed before the file: the next controller derives the same name, and asks. After it: it finds the file.
+    ``OSError`` where there is no room for it. Killed before the file: the next controller derives the same
+    name, and asks. After it: it finds the file.
     """
     name = derived(op_id, kind)
     request = Request(name, kind, generation, failure, reason, dict(evidence or {}))

@@ -21,13 +21,15 @@ MAX_STACK = 64 * 1024
 
 @dataclass(frozen=True)
 class Glimpse:
-    """``facts`` by node, the rest by rank. ``unreadable``: what is there and is not understood."""
+    """``facts`` by node, the rest by rank. ``unreadable``: what is there and is not understood;
+    ``mute``: ranks that have no room for beats."""
 
     facts: Mapping[int, Facts] = field(default_factory=dict)
     beats: Mapping[int, Beat] = field(default_factory=dict)
     words: Mapping[int, Words] = field(default_factory=dict)
     stacks: Mapping[int, str] = field(default_factory=dict)
     unreadable: tuple[str, ...] = ()
+    mute: frozenset[int] = frozenset()
 
 
 def nodes(root: Path) -> dict[int, RunFiles]:
@@ -51,9 +53,11 @@ def look(root: Path) -> Glimpse:
     progress: dict[int, Beat] = {}
     last: dict[int, Words] = {}
     stacks: dict[int, str] = {}
+    mute: set[int] = set()
     for node, files in nodes(root).items():
         if (fact := attempt(words.read_facts, files.facts)) is not None:
             facts[node] = fact
+        mute.update(_ranks(files.root / "mute"))
         for rank in _ranks(files.root / "beats"):
             if (beat := attempt(beats.read, files.beat(rank))) is not None:
                 progress[rank] = beat
@@ -63,7 +67,7 @@ def look(root: Path) -> Glimpse:
         for rank in _ranks(files.root / "stacks"):
             if text := attempt(_tail, files.stacks(rank)):
                 stacks[rank] = text
-    return Glimpse(facts, progress, last, stacks, tuple(unreadable))
+    return Glimpse(facts, progress, last, stacks, tuple(unreadable), frozenset(mute))
 
 
 def _ranks(directory: Path) -> list[int]:

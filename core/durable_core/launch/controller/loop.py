@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -151,7 +151,9 @@ class Controller:
         stand = (run.generation, "" if run.phase is None else run.phase.op_id)
         if stand != self._stand:
             self._stand, self._stand_since = stand, now
-        seen = Observation(run, glimpse.facts, glimpse.beats, self.clock.now(), now - self._stand_since)
+        seen = Observation(
+            run, glimpse.facts, glimpse.beats, self.clock.now(), now - self._stand_since, mute=glimpse.mute
+        )
         self._watched = self._watched.seen(seen, glimpse, now)
         if any(facts.members for facts in seen.groups if facts.generation == run.generation):
             self._kept = {g: kept for g, kept in self._kept.items() if g >= run.generation - 1}
@@ -206,18 +208,26 @@ class Controller:
             return
         anchor = operation(run, Event.DOUBTED) if run.phase is None else run.phase.op_id
         if state in ACTIVE and any(one.invariant is Invariant.PROGRESS for one in seen.found):
-            ask(places.values(), "dump", anchor, run.generation, reason="a member stands still")
+            self._ask(places.values(), "dump", anchor, run.generation, reason="a member stands still")
         if state is State.CANCELLED:
-            ask([self.files], "restart", operation(run, Event.CANCELLED), run.generation, failure=F.F19.value,
-                reason="the run was cancelled")  # fmt: skip
+            self._ask([self.files], "restart", operation(run, Event.CANCELLED), run.generation,
+                      failure=F.F19.value, reason="the run was cancelled")  # fmt: skip
         if self._lingers(state):
-            ask([self.files], "restart", operation(run, Event.COMPLETED), run.generation, failure=F.F5.value,
-                reason="the run has succeeded, and a worker does not end")  # fmt: skip
+            self._ask([self.files], "restart", operation(run, Event.COMPLETED), run.generation,
+                      failure=F.F5.value,
+                      reason="the run has succeeded, and a worker does not end")  # fmt: skip
         if run.phase is None or not run.phase.payload.get("ask"):
             return
         said = run.phase.payload
-        ask([self.files], said["ask"], run.phase.op_id, run.generation, failure=said.get("failure", ""),
-            reason=said["reason"], evidence=said["evidence"])  # fmt: skip
+        self._ask([self.files], said["ask"], run.phase.op_id, run.generation, failure=said.get("failure", ""),
+                  reason=said["reason"], evidence=said["evidence"])  # fmt: skip
+
+    def _ask(self, places: Iterable[RunFiles], kind: str, op_id: str, generation: int, **more: Any) -> None:
+        """Where there is no room for it now, it is asked at the next look."""
+        try:
+            ask(places, kind, op_id, generation, **more)
+        except OSError as error:
+            self.trouble = f"the agent cannot be asked for a {kind}: {error}"
 
     def _lingers(self, state: State) -> bool:
         """Whether a group is up for longer after the success than an end may take: nothing is waited for."""
@@ -341,7 +351,7 @@ def _member(member: Member, beat: Beat | None, now: float) -> dict[str, Any]:
         "node": member.node,
         "exit": member.exit,
     }
-    if beat is None or beat.pid != member.pid:
+    if beat is None or beat.leader != member.pid:
         return {**row, "phase": None, "step": None, "durable": None, "age_s": None}
     age = round(max(0.0, now - beat.time), 3)
     return {**row, "phase": beat.phase.name, "step": beat.step, "durable": beat.durable, "age_s": age}

@@ -47,7 +47,8 @@ class Watched:
         return replace(self._seen(seen, glimpse, now, resumed), looked=now, resumed=resumed)
 
     def _seen(self, seen: Observation, glimpse: Glimpse, now: float, resumed: float) -> Watched:
-        members = {member.rank: member for member in seen.members if member.exit is None}
+        living = (member for member in seen.members if member.exit is None and member.rank not in seen.mute)
+        members = {member.rank: member for member in living}
         group = (seen.run.generation, max((facts.attempt for facts in seen.groups), default=-1))
         fresh = self if group == self.group else Watched(self.limits, group, now)
         if not members or not any(facts.phase in _AT_WORK for facts in seen.groups):
@@ -64,7 +65,7 @@ class Watched:
 def _own(member: Member, beats: Mapping[int, Beat]) -> Beat | None:
     """A file may still be of the process before."""
     beat = beats.get(member.rank)
-    return beat if beat is not None and beat.pid == member.pid else None
+    return beat if beat is not None and beat.leader == member.pid else None
 
 
 def _violation(

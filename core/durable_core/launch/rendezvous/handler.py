@@ -35,11 +35,14 @@ from durable_core.commit.claim import Chooser, choose_restore_point
 from durable_core.engine import words
 from durable_core.engine.launched import RunFiles, leave
 from durable_core.engine.roots import named
-from durable_core.errors import LostSlot, NodeQuarantined, NodesMissing, TierError
+from durable_core.errors import LostSlot, NodeQuarantined, NodesMissing, TierError, TierUnavailable
 from durable_core.launch import quarantine
 from durable_core.launch.books import Books, Claimed
+from durable_core.launch.bounded import Bounded
+from durable_core.launch.evidence import Lost
 from durable_core.launch.rendezvous.joining import BACKOFF_S, OURS, Joining
 from durable_core.launch.rendezvous.mirror import Mirror
+from durable_core.launch.rendezvous.pulse import LOST_S
 from durable_core.launch.rendezvous.rundir import RunDir
 from durable_core.launch.rendezvous.terms import TOLD, Disbanded, Here, Meeting, Terms, freshest
 
@@ -191,20 +194,39 @@ class RunRendezvous(RendezvousHandler):
         self._joining.drop()
         return done
 
-    def stop_others(self) -> None:
+    def stop_others(self, why: str) -> None:
         """A planned stop of this node is one of all: their agents are told."""
         if self._info is not None and self._info.world_size > 1:
             with contextlib.suppress(DistError):  # lost: then the others meet anew, and see who is there
-                self._info.store.set(_STOP, "asked")
+                self._info.store.set(_STOP, why)
 
-    def told_to_stop(self) -> bool:
-        """Whether another node stops as planned."""
+    def told_to_stop(self) -> str:
+        """Why another node stops as planned; ``""``: none does."""
         if self._info is None or self._info.world_size == 1:
-            return False
+            return ""
+        store = self._info.store
         try:
-            return bool(self._info.store.check([_STOP]))
+            return store.get(_STOP).decode() if store.check([_STOP]) else ""
         except DistError:
-            return False  # ``num_nodes_waiting`` tells of the loss
+            return ""  # ``num_nodes_waiting`` tells of the loss
+
+    def seen_end(self) -> None:
+        """This agent has seen the end of the attempt, for those of other nodes that ask who is ``lost``."""
+        if self._mirror is not None:
+            with contextlib.suppress(DistError):  # its host is lost: nobody asks there any more
+                self._mirror.pulse.end()
+
+    def lost(self) -> tuple[Lost, ...]:
+        """The nodes of the round whose agents are gone. Waits for some seconds for those that are not heard
+        of; when the store does not answer, it is its host."""
+        if self._mirror is None:
+            return ()
+        pulse = self._mirror.pulse
+        try:
+            return Bounded("the rendezvous").call(lambda _: pulse.lost(), 2 * LOST_S)
+        except TierUnavailable as error:
+            log.warning("%s", error.message)
+            return (Lost(""),)
 
     def remove(self) -> None:
         """The run directory, when nothing writes there any more. Harmless when repeated."""
@@ -260,7 +282,7 @@ class RunRendezvous(RendezvousHandler):
         self._lost = self._shared = False
         self._root, self._roles = self._root or terms.root, terms.roles
         self._nodes = info.world_size
-        for kind in ("beats", "words", "stacks"):
+        for kind in ("beats", "mute", "words", "stacks"):
             for path in (self._dir.path / kind).iterdir():
                 path.unlink(missing_ok=True)
         for name in TOLD:

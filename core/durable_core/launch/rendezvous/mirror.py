@@ -22,6 +22,7 @@ from durable_core.clock import Clock
 from durable_core.engine import beats, words
 from durable_core.engine.launched import RunFiles
 from durable_core.errors import FormatError
+from durable_core.launch.rendezvous.pulse import Pulse
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 INTERVAL_S, MOST = 1.0, 1 << 16
 PATIENCE_S = 5.0
 _KEY = "durable/mirror"
-_UP = re.compile(r"beats/[0-9]+|words/[0-9]+\.json|stacks/[0-9]+\.txt|facts\.json")
+_UP = re.compile(r"(?:beats|mute)/[0-9]+|words/[0-9]+\.json|stacks/[0-9]+\.txt|facts\.json")
 _DOWN = re.compile(r"requests/[A-Za-z0-9_-]+\.json")
 
 
@@ -57,8 +58,8 @@ class Sender:
             name = path.relative_to(self._root).as_posix()
             if self._kinds.fullmatch(name):
                 data = _beat(path) if path.parent.name == "beats" else _tail(path)
-                if data:
-                    found[name] = data
+                if data or path.parent.name == "mute":
+                    found[name] = data or b""
         return found
 
 
@@ -85,9 +86,11 @@ class Receiver:
 
 
 class Mirror:
-    """A thread for one round. ``stop`` waits no longer than ``PATIENCE_S`` for a store that hangs."""
+    """A thread for one round, which also signs for this node (``pulse``). ``stop`` waits no longer than
+    ``PATIENCE_S`` for a store that hangs."""
 
     def __init__(self, store: Store, node: int, nodes: int, files: RunFiles, clock: Clock) -> None:
+        self.pulse = Pulse(store, node, nodes, clock)
         others = files.root / "nodes"
         shutil.rmtree(others, ignore_errors=True)  # of the round before
         if node:
@@ -110,6 +113,7 @@ class Mirror:
         self._thread.join(PATIENCE_S)
 
     def exchange(self) -> None:
+        self.pulse.sign()
         for sender in self._senders:
             sender.send()
         for receiver in self._receivers:
