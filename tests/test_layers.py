@@ -25,6 +25,7 @@ LAYERS = {
     "durable_core.types": 0,
     "durable_core.clock": 1,
     "durable_core.spec": 1,
+    "durable_core.threads": 1,
     "durable_core.events": 1,
     "durable_core.format": 2,
     "durable_core.commit": 3,

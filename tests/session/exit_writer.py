@@ -1,8 +1,9 @@
-"""A plain loop that ends as it is told to: ``exit_writer.py ROOT term|fenced|error``."""
+"""A plain loop that ends as it is told to: ``exit_writer.py ROOT term|fenced|error|late``."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import signal
 import sys
 from functools import partial
@@ -23,7 +24,13 @@ def main(root: str, ends: str) -> None:
     torch.set_num_threads(1)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with DurableSession.open(root, state={"model": model, "optimizer": optimizer}) as session:
+    with contextlib.ExitStack() as leaving:
+        session = DurableSession.open(root, state={"model": model, "optimizer": optimizer})
+        if ends == "late":
+            atexit.register(session.close)
+            atexit.register(session.save, wait=True)
+        else:
+            leaving.enter_context(session)
         while session.steps < 1_000_000 if ends == "term" else session.steps < 3:
             optimizer.zero_grad()
             model(torch.ones(1, 2)).mean().backward()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from durable_core.commit.effects import WrittenShard
 from durable_core.format import digests, patch, shard
 from durable_core.state import changes
 from durable_core.state.staging import Staged
+from durable_core.threads import LastingPool
 from durable_core.tier.base import Buffer, Tier
 from durable_core.types import Extent, ObjectInfo, PlacedSlice, SliceInfo, SliceKey
 
@@ -22,12 +23,12 @@ _PROBED_SHARE = 1 / 8
 _SPARSE = 0.5
 
 # One pool for the process: hashing runs beside the write (both release the GIL), never beside itself.
-_hashers: ThreadPoolExecutor
+_hashers: LastingPool
 
 
 def _start_pool() -> None:
     global _hashers
-    _hashers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="durable-hash")
+    _hashers = LastingPool(max_workers=1, thread_name_prefix="durable-hash")
 
 
 _start_pool()

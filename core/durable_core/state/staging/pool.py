@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from durable_core.state.staging.copying import Copy, Pair, copy_now
 from durable_core.state.staging.device import Streams
 from durable_core.state.staging.layout import Layout
 from durable_core.state.staging.staged import Staged
+from durable_core.threads import LastingPool
 from durable_core.types import CrashPoint
 
 Reached = Callable[[CrashPoint], None]
@@ -126,7 +126,7 @@ class SlotPool:
         self._changed = threading.Condition()
         self._closed: bool | None = None  # or whether to remove what comes back
         self._layout: Layout | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="durable-stage")
+        self._thread = LastingPool(max_workers=1, thread_name_prefix="durable-stage")
         self._streams = Streams()
         self._seals = self._background = 0
 
