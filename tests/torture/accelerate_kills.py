@@ -39,11 +39,12 @@ WAIT_S = 300.0
 EARLY, EARLY_S = 0.25, 6.0
 
 #: launcher -> what comes before the script. Without ``--`` torchrun takes the script's flags for its own.
+#: Its own rendezvous would let a restarted gloo group connect to the dead one, and hang.
 LAUNCHERS = {
     "accelerate": ("accelerate.commands.launch", "--cpu", "--num_processes", "1", "-m", "accelerate_durable"),
     "torchrun": (
-        "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1000",
-        "-m", "accelerate_durable", "--",
+        "torch.distributed.run", "--rdzv-backend", "durable", "--rdzv-endpoint", "localhost:0",
+        "--nproc-per-node", "2", "--max-restarts", "1000", "-m", "accelerate_durable", "--",
     ),
     "durable": (
         "durable_core.cli", "launch", "--nproc-per-node", "2", "--max-restarts", "1000", "--no-preflight",
