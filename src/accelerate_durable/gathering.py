@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,19 +79,30 @@ def state(accelerator: accelerate.Accelerator, loop: Loop, loader: DurableLoader
     return found if loader is None else {**found, "loader": loader}
 
 
-def check_owned(state: Mapping[str, Any]) -> None:
-    """``UnsupportedError`` for a parameter that is trained, and in nothing that is saved."""
+def refuse_unowned(state: Mapping[str, Any]) -> list[Any]:
+    """From now on a step of a parameter that is in nothing that is saved is an ``UnsupportedError``. (That an
+    optimizer holds one means little: without a gradient it is not trained.) The handles of the hooks."""
     optimizers = [item for item in state.values() if isinstance(item, torch.optim.Optimizer)]
     others = [item for item in state.values() if not isinstance(item, torch.optim.Optimizer)]
     owned = {id(tensor) for item in others for tensor in _tensors(item)}
+    handles: list[Any] = []
     for number, optimizer in enumerate(optimizers):
-        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-            if parameter.requires_grad and id(parameter) not in owned:
-                raise UnsupportedError(
-                    f"optimizer {number} trains a parameter of shape {tuple(parameter.shape)} that is in no "
-                    "model of the run, and would be in no checkpoint",
-                    hint="accelerator.prepare() its model too, or register_for_checkpointing() it",
-                )
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in owned]
+        if parameters:
+            check = functools.partial(_check_untrained, number, parameters)
+            # a closure computes gradients within the step
+            handles += optimizer.register_step_pre_hook(check), optimizer.register_step_post_hook(check)
+    return handles
+
+
+def _check_untrained(number: int, parameters: Sequence[torch.Tensor], *_: Any) -> None:
+    trained = next((p for p in parameters if p.grad is not None), None)
+    if trained is not None:
+        raise UnsupportedError(
+            f"optimizer {number} trains a parameter of shape {tuple(trained.shape)} that is in no "
+            "model of the run, and would be in no checkpoint",
+            hint="accelerator.prepare() its model too, or register_for_checkpointing() it",
+        )
 
 
 def _tensors(item: Any) -> Iterator[torch.Tensor]:

@@ -112,7 +112,6 @@ class Opened:
             notices.say(told)
         if before is not None:
             before(state)
-        gathering.check_owned(state)
         modes = gathering.Modes(state)
         with another.named(root, state):
             self.session = DurableSession.open(
@@ -126,6 +125,7 @@ class Opened:
             modes.put_back()  # the script's model.train() comes after where this checkpoint was taken
         self._ran, self._at_batch = True, self.loop.at_batch
         hooks.watch_skipped(self.accelerator, self._note_skipped)
+        self._hooks += gathering.refuse_unowned(state)
         for optimizer in hooks.optimizers(self.accelerator):
             self._hooks.append(optimizer.register_step_pre_hook(self._before_update))
         self._residue = state.get("gradients")

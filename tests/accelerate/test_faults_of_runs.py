@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -443,18 +444,29 @@ class Holder:
         self.head.load_state_dict(state)
 
 
-@pytest.mark.parametrize("registered", [True, False])
-def test_a_parameter_that_is_in_no_model(tmp_path: Path, registered: bool) -> None:
+@pytest.mark.parametrize("case", ["registered", "not trained", "trained", "trained by a closure"])
+def test_a_parameter_that_is_in_no_model(tmp_path: Path, case: str) -> None:
     accelerator = Accelerator(cpu=True, durable=tmp_path / "run")
     model, holder = nn.Linear(3, 1), Holder()
     optimizer = torch.optim.SGD([*model.parameters(), *holder.head.parameters()], 0.01)
-    loader = accelerator.prepare(model, optimizer, shuffled())[2]
-    if registered:
+    model, optimizer, loader = accelerator.prepare(model, optimizer, shuffled())
+    if case == "registered":
         accelerator.register_for_checkpointing(holder)
-        next(iter(loader))
-    else:
-        with pytest.raises(UnsupportedError, match=r"optimizer 0 .* of shape \(1, 1\) .* no model"):
-            next(iter(loader))
+
+    def compute() -> torch.Tensor:
+        out = model(batch[1])
+        loss: torch.Tensor = (out if case == "not trained" else holder.head(out)).sum()
+        accelerator.backward(loss)
+        return loss
+
+    batch = next(iter(loader))
+    wanted = pytest.raises(UnsupportedError, match=r"optimizer 0 .* of shape \(1, 1\) .* no model")
+    with wanted if case.startswith("trained") else contextlib.nullcontext():
+        if case == "trained by a closure":
+            optimizer.step(compute)
+        else:
+            compute()
+            optimizer.step()
     accelerator.durable.reset()
 
 
