@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -20,8 +21,9 @@ class LastingPool(ThreadPoolExecutor):
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         try:
             return super().submit(fn, *args, **kwargs)
-        except RuntimeError:  # no thread takes it any more
-            pass
+        except RuntimeError:
+            if threading.main_thread().is_alive():
+                raise  # for another reason
         done: Future[T] = Future()
         done.set_result(fn(*args, **kwargs))
         return done

@@ -237,8 +237,8 @@ class Durable(Opened):
 
     def computing(self, loss: Any) -> None:
         """The script computes the gradients of ``loss`` now."""
-        if self._residue is not None:
-            self._residue.computing()
+        if self._residue is not None and (told := self._residue.computing()):
+            notices.say(told)
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self._loss = loss.detach()
 

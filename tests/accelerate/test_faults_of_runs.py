@@ -398,6 +398,58 @@ def test_only_gradients_that_are_used_again_are_saved() -> None:
     assert saved(before=True, after=False, to_none=False) == [True] * 3  # zeros are something else than none
 
 
+def left_over(*parameters: nn.Parameter) -> Residue:
+    """After a step, the gradients still there."""
+    residue = Residue([torch.optim.SGD(parameters, 0.1)])
+    handles = residue.watch()
+    (optimizer,) = residue._optimizers
+    optimizer.step()
+    residue.boundary()
+    for handle in handles:
+        handle.remove()
+    return residue
+
+
+def test_one_gradient_that_is_kept_among_others_is_seen() -> None:
+    dropped, kept = (nn.Parameter(torch.ones(1)) for _ in range(2))
+    dropped.grad = kept.grad = torch.ones(1)
+    residue = left_over(dropped, kept)
+    dropped.grad = None
+    assert residue.computing() == ""
+    residue.boundary()
+    assert "0.1" in residue.state_dict()
+
+
+def test_gradients_that_are_kept_from_some_step_on_are_told() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.grad = torch.ones(1)
+    residue = left_over(parameter)
+    residue.load_state_dict({"kept": {"0": False}})
+    parameter.grad = torch.ones(1)
+    residue.boundary()
+    residue._stepped = {0}
+    residue.boundary()
+    assert "are kept now" in residue.computing()
+
+
+@pytest.mark.parametrize("coalesced", [False, True])
+def test_a_sparse_gradient_and_one_of_a_graph_are_stored(coalesced: bool) -> None:
+    first, second = (nn.Parameter(torch.ones(3, 2)) for _ in range(2))
+    rows, values = torch.tensor([[2, 0, 2]]), torch.rand(3, 2)
+    gradient = torch.sparse_coo_tensor(rows, values, (3, 2), check_invariants=True)
+    first.grad = gradient.coalesce() if coalesced else gradient
+    second.grad = second * 2
+    residue = left_over(first, second)
+    stored = residue.state_dict()
+    assert not stored["0.1"].requires_grad
+    wanted, first.grad = first.grad, None
+    residue.load_state_dict(stored)
+    assert first.grad is not None
+    assert first.grad.is_coalesced() is coalesced
+    assert torch.equal(first.grad._indices(), wanted._indices())
+    assert torch.equal(first.grad._values(), wanted._values())
+
+
 # --- numbers on a device ------------------------------------------------------------------------------------
 
 

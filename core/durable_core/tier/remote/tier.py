@@ -8,7 +8,7 @@ creation from another's, even of equal bytes. Once in doubt, no later failure cl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from importlib.util import find_spec
 from itertools import chain
 from typing import TypeVar
@@ -23,6 +23,7 @@ from durable_core.errors import (
     UsageError,
 )
 from durable_core.format import layout
+from durable_core.threads import LastingPool
 from durable_core.tier.base import DEFAULT_LIMIT, Buffer, Tier, byte_view
 from durable_core.tier.remote.answers import AGAIN, Kind, Refusal, backoff, tier_error
 from durable_core.tier.remote.client import Head, ObjectClient
@@ -61,7 +62,7 @@ class RemoteTier(Tier):
         self._clock = clock or SystemClock()
         self._reached = reached
         self._ahead = ReadAhead(self._look, options.ahead)
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: LastingPool | None = None
 
     # --- reading ---------------------------------------------------------------------------
 
@@ -87,7 +88,7 @@ class RemoteTier(Tier):
             self._fill(key, path, offset, target)
             return
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._options.parallel, thread_name_prefix="durable-read")
+            self._pool = LastingPool(self._options.parallel, thread_name_prefix="durable-read")
         pieces = [
             self._pool.submit(self._fill, key, path, offset + at, target[at : at + step])
             for at in range(0, len(target), step)

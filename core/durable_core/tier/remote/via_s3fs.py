@@ -14,7 +14,7 @@ import base64
 import contextlib
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import crc32c
@@ -27,6 +27,7 @@ from s3fs import S3FileSystem
 
 from durable_core.clock import Clock
 from durable_core.errors import UsageError
+from durable_core.threads import LastingPool
 from durable_core.tier.remote.answers import AGAIN, Kind, Refusal, backoff
 from durable_core.tier.remote.client import MARK, Head, Listed, Upload
 from durable_core.tier.remote.options import MAX_PARTS, MIB, Place, RemoteOptions
@@ -186,7 +187,7 @@ class S3fsClient:
         """At most ``parallel`` parts are under way, and no more than those and one are in memory."""
         done: Parts = []
         pending: deque[Future[dict[str, Any]]] = deque()
-        with ThreadPoolExecutor(self._options.parallel, thread_name_prefix="durable-upload") as pool:
+        with LastingPool(self._options.parallel, thread_name_prefix="durable-upload") as pool:
             for number, chunk in enumerate(chunks, start=1):
                 if number > MAX_PARTS:
                     raise UsageError(
