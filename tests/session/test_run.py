@@ -17,6 +17,7 @@ from durable_core.engine import heartbeat
 from durable_core.engine.inspect import open_run
 from durable_core.format import canonical, layout
 from durable_core.session import Run, Settings
+from durable_core.session.opening import Coordinator
 from durable_core.spec import ModelSpec, RunSpec, Target
 from durable_core.tier.posix import PosixTier
 
@@ -135,7 +136,10 @@ def test_the_same_launch_started_twice_does_not_fence_itself_before_a_root_is_kn
 
         try:
             beat()
-            start(tmp_path).close()  # an orphan of a launcher that is gone, for all that is known
+            with pytest.raises(errors.RunBusy, match="owns the run"):
+                Run.open(tmp_path)  # of the same job, and healthy
+            monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+            start(tmp_path).close()  # an orphan of a supervisor that is gone, for all that is known
             beat()
             monkeypatch.setenv("DURABLE_ATTEMPT", "job/1")
             monkeypatch.setattr("durable_core.session.run.follow", lambda: None)
@@ -182,6 +186,23 @@ def test_a_fenced_launch_restarted_by_an_unaware_supervisor_is_refused(
     first.close()
     taken = start(tmp_path, takeover=True)
     taken.close()
+
+
+def test_a_run_that_succeeds_while_a_start_waits_for_it_has_succeeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start(tmp_path)
+    train(first, 1, 2)
+
+    def wait(coordinator: Coordinator) -> None:
+        first.succeed({"steps": 2})
+        first.close()
+        monkeypatch.undo()
+
+    monkeypatch.setattr(Coordinator, "_refuse_live_owner", wait)
+    again = Run.open(tmp_path)
+    assert (again.completed, again.generation) == (True, 1)
+    again.close()
 
 
 def test_a_finished_run_is_opened_for_reading(tmp_path: Path) -> None:

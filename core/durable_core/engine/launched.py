@@ -165,6 +165,12 @@ def launch_id(environ: Mapping[str, str] = os.environ) -> str | None:
     return None
 
 
+def supervised(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a supervisor other than ours starts its processes again. When that is killed they train on, and
+    its next ones come under the same id; the number of a job alone names all that is started in it."""
+    return "TORCHELASTIC_RUN_ID" in environ
+
+
 def mark(environ: MutableMapping[str, str] = os.environ) -> None:
     """This process is the worker, and what it starts from now on is not."""
     environ[_WORKER] = str(os.getpid())

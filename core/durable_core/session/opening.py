@@ -16,7 +16,7 @@ from durable_core.commit.fence import token_error
 from durable_core.commit.journal import EMPTY, View, replay, replay_whole
 from durable_core.commit.state import CheckpointInfo, RunState
 from durable_core.engine import heartbeat
-from durable_core.engine.launched import Launched, launch_id
+from durable_core.engine.launched import Launched, launch_id, supervised
 from durable_core.engine.performer import Performer
 from durable_core.errors import (
     CheckpointNotFoundError,
@@ -116,6 +116,13 @@ class Coordinator:
             warnings = self._resume(external)
         if self.view.state.terminal is not None:
             return self._completed(warnings)
+        try:
+            return self._begin(warnings)
+        except RunEnded:  # meanwhile: how to go on from there is decided as ever
+            return self.open(external=external)
+
+    def _begin(self, warnings: tuple[str, ...]) -> Opening:
+        """Under the generation that was given, or the next."""
         if self._takes_given():
             assert self.given is not None
             return self._opened(self.performer.run(claim.taken(self.view, self.given)), warnings)
@@ -328,11 +335,15 @@ class Coordinator:
             )
 
     def _lives_beside(self, previous: heartbeat.Owner) -> tuple[bool, str]:
-        """Whether the owner is of another start under the same launch id. Its workers end with their
-        launcher, so one that goes on has a launcher that lives; without one it may be an orphan."""
-        kin = _kin()
-        if not self.launched.attempt or previous.pid in kin.union(heartbeat.ancestry(os.getpid())):
+        """Whether the owner is of another start under the same launch id. Our launcher's workers end with it,
+        so one that goes on has a launcher that lives. Those of another supervisor may be orphans, to be
+        fenced; and where there is none, as in a job of a scheduler, nobody has left any."""
+        if previous.pid in heartbeat.ancestry(os.getpid()):
             return False, ""
+        if not self.launched.attempt:
+            beside = not supervised() and heartbeat.lives_beside(previous, ())
+            return previous.alive(self.clock.now()) if beside else (False, "")
+        kin = _kin()
 
         def look() -> heartbeat.Owner | None:
             return heartbeat.read(self.performer.tier)
