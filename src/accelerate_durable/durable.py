@@ -97,6 +97,9 @@ class Durable(Opened):
             self.loop.begin(verdict, epoch)
         elif not self.loop.training:
             self._go_on(session)
+            if self.taken_back:
+                notices.say(self.taken_back)
+                self.taken_back = ""
             self._counting.resumed(loader.cursor.batch)
         elif self._due and loader.outstanding:  # what was trained of a pass that is left now belongs to it
             loader.acknowledge(loader.outstanding, step=session.steps + 1, no_update=not session.updated)

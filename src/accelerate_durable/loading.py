@@ -274,7 +274,23 @@ def _choose(
 
 
 def _look_at(durable: Durable, session: DurableSession, folder: Folder) -> None:
-    durable.shown = _put(durable, session, folder, session.look)
+    durable.shown = pointer = _put(durable, session, folder, session.look)
+    durable.taken_back = ""
+    if durable.accelerator.is_main_process and pointer.epoch < durable.loop.next_epoch():
+        durable.taken_back = _never_gone_back_to(pointer, folder)
+
+
+def _never_gone_back_to(pointer: Pointer, folder: Folder) -> str:
+    """What is told when training goes on after a look at what is older than the script's place. Whoever
+    trains on from it in one life goes back by that; empty: the run has done so once."""
+    if any(life.asked and life.restore_point == pointer.c for life in open_run(pointer.root).state.lives):
+        return ""
+    return (
+        f"training goes on from the run's newest checkpoint, and not from {folder.path}, which load_state() "
+        "has put in place to be read: the run was stopped before a step was made from there, or none is "
+        "meant to be. If one is, begin another run with it: a root of its own, and load_state() before the "
+        "first batch"
+    )
 
 
 def _visit(durable: Durable, session: DurableSession, folder: Folder) -> None:

@@ -52,6 +52,7 @@ class Opened:
         self._called: list[torch.nn.Module] = []  # models as the script calls them
         self._states: SaveStates | None = None
         self.shown: Pointer | None = None  # what load_state has put in place while passes yield nothing
+        self.taken_back = ""  # what is told when a pass takes that back, and trains
         self._hooks: list[Any] = []
         self._residue: Residue | None = None
         self._loss: torch.Tensor | None = None

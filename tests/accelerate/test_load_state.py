@@ -19,6 +19,7 @@ from durable_core.errors import FormatError, SpecMismatchError, UnknownVersionEr
 from tests.lives import kill_self, life
 
 EPOCHS = 4
+NOT_FROM = "training goes on from the run's newest checkpoint, and not from"
 
 
 @pytest.fixture(autouse=True)
@@ -348,13 +349,32 @@ def test_a_checkpoint_that_was_collected_is_told_and_passed_over(tmp_path: Path)
 def test_what_empty_passes_load_changes_nothing(tmp_path: Path) -> None:
     """A script that goes back to its best state: after a restart it has done so already."""
     saved(tmp_path, 3)
-    again = begin(tmp_path)
+    again, trained = begin(tmp_path), list[int]()
     for _ in range(2):
         assert again.epoch() == []
         again.accelerator.load_state(tmp_path / "checkpoints" / "checkpoint_0")
     again.epoch()
     assert run(tmp_path).state.generation == 2
     assert again.durable.session is not None and again.durable.session.restored is not None
-    assert len(again.epoch()) == BATCHES
+    assert NOT_FROM in warned(lambda: trained.append(len(again.epoch())))  # no life has gone on from there
+    assert trained == [BATCHES]
     again.accelerator.save_state()
     assert run(tmp_path).newest_usable().step == 4 * BATCHES
+
+
+def test_what_the_run_has_gone_back_to_is_passed_over_without_a_word(tmp_path: Path) -> None:
+    oldest = tmp_path / "checkpoints" / "checkpoint_0"
+    training = begin(tmp_path)
+    for _ in range(2):
+        training.epoch()
+        training.accelerator.save_state()
+    training.accelerator.load_state(oldest)
+    training.epoch()
+    training.accelerator.save_state()
+    training.stop()
+    again = begin(tmp_path)
+    assert [again.epoch() for _ in range(2)] == [[], []]
+    again.accelerator.load_state(oldest)
+    assert NOT_FROM not in warned(again.epoch)
+    again.accelerator.save_state()
+    assert run(tmp_path).newest_usable().step == 3 * BATCHES
