@@ -1,9 +1,14 @@
-"""L0. Frozen value types and enumerations that every layer shares."""
+"""L0. Frozen value types and enumerations that every layer shares.
+
+What there are thousands of in a save (slices, and where they lie) are named tuples, which are made, compared
+and hashed several times as fast as dataclasses.
+"""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class Promise(str, enum.Enum):
@@ -66,8 +71,7 @@ class Token:
     launch_id: str
 
 
-@dataclass(frozen=True)
-class SliceKey:
+class SliceKey(NamedTuple):
     """One slice of one logical tensor.
 
     ``key`` is logical (a path such as ``model/layers.0.weight``), never a rank. ``offsets`` and
@@ -79,8 +83,7 @@ class SliceKey:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class SliceInfo:
+class SliceInfo(NamedTuple):
     """What a writer says of one slice: where it belongs and what its bytes hash to.
 
     ``dtype`` is the safetensors name (``F32``, ``BF16``, ``I64``, …); ``global_shape`` that of the
@@ -95,8 +98,7 @@ class SliceInfo:
     crc32c: str
 
 
-@dataclass(frozen=True)
-class Extent:
+class Extent(NamedTuple):
     """A run of bytes of one object, from byte ``begin`` of it, and their xxh3-128."""
 
     object: str
@@ -105,8 +107,7 @@ class Extent:
     xxh3: str
 
 
-@dataclass(frozen=True)
-class PlacedSlice:
+class PlacedSlice(NamedTuple):
     """A slice and where it lies: ``begin`` is the byte offset from the start of the object.
 
     With ``patches`` (``format.patch``) those bytes, whose digest is then ``base_xxh3``, become the slice

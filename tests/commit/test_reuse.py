@@ -69,7 +69,7 @@ def test_what_is_equal_is_kept_where_it_lies():
 @pytest.mark.parametrize("change", [{"dtype": "I8"}, {"crc32c": "0" * 8}, {"global_shape": (60,)}])
 def test_equal_means_in_every_respect(change):
     a = info("a", 50)
-    found = reuse.reuse([replace(a, **change)], base_of([lies(a, 8)]))
+    found = reuse.reuse([a._replace(**change)], base_of([lies(a, 8)]))
     assert not found.kept
 
 
@@ -99,7 +99,7 @@ def test_no_more_checkpoints_are_referred_to_than_allowed(monkeypatch):
 def test_of_two_copies_the_one_in_a_dead_object_is_let_go():
     a = info("a", 40)
     old, new = name_of(1).shard("dp0"), name_of(2).shard("dp0")
-    piece = replace(lies(a, 1), twin=Extent(new, 16, 40, a.xxh3))
+    piece = lies(a, 1)._replace(twin=Extent(new, 16, 40, a.xxh3))
     found = reuse.reuse([a], base_of([piece], {old: 100}))
     assert found.kept[a.slice] == PlacedSlice(a, new, 16)
     found = reuse.reuse([a], base_of([piece], {new: 100}))
@@ -117,7 +117,7 @@ def test_second_copies_take_a_fair_share_and_everything_gets_one():
         assert len(due) <= 1, "each is larger than the share"
         for key in due:
             twin = Extent(name_of(NOW + saves).shard("dp0"), 8, 100, pieces[key.key].info.xxh3)
-            pieces[key.key] = replace(pieces[key.key], twin=twin)
+            pieces[key.key] = pieces[key.key]._replace(twin=twin)
         saves += 1
     assert saves <= 20 * 100 / (2000 * reuse.TWIN_SHARE) + 10
     young = lies(info("y", 100), NOW - 1)
@@ -134,7 +134,7 @@ def test_worn_slices_are_written_whole_one_after_the_other():
         for c in range(1, 101)
     )
     assert turns == 100 * reuse.WHOLE_SHARE
-    full = replace(worn, patches=patches * 2)
+    full = worn._replace(patches=patches * 2)
     assert reuse.patch_room(full) == 0
     assert not reuse.reuse([info("e", 1000, 2)], base_of([full])).patchable
 
@@ -198,9 +198,9 @@ def receipts_of(offers, base, planned):
             before = planned.reuse.patchable.get(each.slice)
             extent = Extent(name.shard(role), begin, each.nbytes, each.xxh3)
             if each.slice in planned.reuse.twins:
-                placed.append(replace(planned.reuse.kept[each.slice], twin=extent))
+                placed.append(planned.reuse.kept[each.slice]._replace(twin=extent))
             elif before is not None and i % 2 and reuse.patch_room(before):
-                extent = replace(extent, nbytes=1)
+                extent = extent._replace(nbytes=1)
                 placed.append(patched(each, before, extent))
             else:
                 placed.append(PlacedSlice(each, extent.object, begin))
@@ -251,11 +251,11 @@ def test_nobody_places_what_was_not_planned():
     shard, other = name_of(NOW).shard("dp0"), name_of(3).shard("dp0")
     extent = Extent(shard, 8, 9, "0" * 32)
     for bad in (
-        replace(good, object=other),
+        good._replace(object=other),
         patched(good.info, lies(a, 3), extent),
-        patched(good.info, lies(b, 3, 58), replace(extent, nbytes=26)),
-        patched(good.info, lies(b, 3, 58), replace(extent, object=other)),
-        replace(good, twin=replace(extent, object=other)),
+        patched(good.info, lies(b, 3, 58), extent._replace(nbytes=26)),
+        patched(good.info, lies(b, 3, 58), extent._replace(object=other)),
+        good._replace(twin=extent._replace(object=other)),
     ):
         receipt = replace(receipts_of(offers, base, planned)["dp0"], placed=(bad,))
         with pytest.raises(CommitAborted, match=r"place|write"):

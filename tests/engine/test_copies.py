@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -246,7 +245,7 @@ def test_a_damaged_patch_is_found(at: int) -> None:
 def test_a_whole_base_and_whole_patches_that_are_not_the_slice() -> None:
     subject = checkpoint()
     piece = subject.pieces()["state/rows"]
-    other = replace(piece, info=replace(piece.info, xxh3="0" * 32))
+    other = piece._replace(info=piece.info._replace(xxh3="0" * 32))
     objects = {info.key: info for info in subject.manifest.objects}
     with pytest.raises(DigestMismatchError, match="once it is patched"):
         Sources([TierSource(subject.place("disk"))]).read_slice(

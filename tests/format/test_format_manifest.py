@@ -80,7 +80,7 @@ def test_the_state_digest_is_of_the_content_alone() -> None:
 def _move(manifest: Manifest) -> Manifest:
     """The reused tensor in another place of its object."""
     entry = manifest.tensors["state/frozen"]
-    piece = dataclasses.replace(entry.slices[0], begin=entry.slices[0].begin + 4)
+    piece = entry.slices[0]._replace(begin=entry.slices[0].begin + 4)
     tensors = {**manifest.tensors, "state/frozen": dataclasses.replace(entry, slices=(piece,))}
     return dataclasses.replace(manifest, tensors=tensors)
 
@@ -221,9 +221,7 @@ def test_a_slice_used_twice_or_left_out_of_an_object_is_refused() -> None:
             entry,
             slices=tuple(
                 PlacedSlice(
-                    dataclasses.replace(
-                        piece.info, slice=dataclasses.replace(piece.info.slice, key="state/copy")
-                    ),
+                    piece.info._replace(slice=piece.info.slice._replace(key="state/copy")),
                     piece.object,
                     piece.begin,
                 )
@@ -306,7 +304,7 @@ def _rich() -> Manifest:
     twin = Extent(own.key, own.nbytes, 20, frozen.info.xxh3)
     entries["state/w"] = dataclasses.replace(entries["state/w"], slices=(based, w1))
     entries["state/frozen"] = dataclasses.replace(
-        entries["state/frozen"], slices=(dataclasses.replace(frozen, twin=twin),)
+        entries["state/frozen"], slices=(frozen._replace(twin=twin),)
     )
     objects = (dataclasses.replace(own, nbytes=own.nbytes + 20), *samples.MANIFEST.objects[1:])
     return dataclasses.replace(samples.MANIFEST, objects=objects, tensors=entries)

@@ -132,7 +132,7 @@ def test_unknown_versions(version: Any) -> None:
 
 
 def test_a_bad_slice_is_not_signed() -> None:
-    bad = dataclasses.replace(samples.W0, nbytes=5)
+    bad = samples.W0._replace(nbytes=5)
     with pytest.raises(UsageError, match="bytes for F32"):
         encode_offer(dataclasses.replace(samples.OFFER, slices=(bad,)))
     with pytest.raises(UsageError, match="role"):
@@ -163,19 +163,17 @@ def test_what_is_planned_on_a_base_is_version_two() -> None:
     patch = Extent(own.key, w0.begin, 24, digests.xxh3(b"patch"))
     patched = PlacedSlice(w0.info, old, 5_000, (patch,), digests.xxh3(b"base"))
     frozen = samples.OLD_PLACED
-    twin = dataclasses.replace(frozen, twin=Extent(own.key, w0.begin + 24, 20, frozen.info.xxh3))
+    twin = frozen._replace(twin=Extent(own.key, w0.begin + 24, 20, frozen.info.xxh3))
     based = dataclasses.replace(
         receipt,
-        placed=(patched, dataclasses.replace(empty, begin=w0.begin), twin),
+        placed=(patched, empty._replace(begin=w0.begin), twin),
         objects=(dataclasses.replace(own, nbytes=own.nbytes + 20),),
         base=samples.SHA,
     )
     data = encode_receipt(based)
     assert receipt_of(data) == based and json.loads(data)["v"] == 2
     refused(receipt_of, encode_receipt(dataclasses.replace(based, base=None)), key=RECEIPT_KEY, why="no base")
-    elsewhere = dataclasses.replace(
-        twin, twin=dataclasses.replace(twin.twin, object=samples.NAME.shard("dp1"))
-    )  # type: ignore[type-var]
+    elsewhere = twin._replace(twin=twin.twin._replace(object=samples.NAME.shard("dp1")))  # type: ignore[type-var]
     stray = dataclasses.replace(based, placed=(*based.placed[:2], elsewhere))
     refused(receipt_of, encode_receipt(stray), key=RECEIPT_KEY, why="not listed")
     for what, document in mutations(json.loads(data)):

@@ -124,7 +124,7 @@ def test_lengths_and_nesting_are_not_believed(data: bytes) -> None:
 
 
 def test_what_would_be_refused_is_not_written() -> None:
-    wrong = dataclasses.replace(samples.W0, nbytes=7)
+    wrong = samples.W0._replace(nbytes=7)
     for bad in (
         dataclasses.replace(SEAL, infos=(wrong,)),
         dataclasses.replace(SEAL, role="dp9"),

@@ -399,8 +399,8 @@ def test_a_seal_whose_slices_are_not_whole_tensors_is_refused(directory: Path) -
     snapshot, _ = one_slot(directory)
     seal = snapshot.seal
     scalar, first, *others = seal.infos
-    longer = dataclasses.replace(first, global_shape=tuple(2 * n for n in first.global_shape))
-    unknown = dataclasses.replace(first, dtype="F7")
+    longer = first._replace(global_shape=tuple(2 * n for n in first.global_shape))
+    unknown = first._replace(dtype="F7")
     for infos in ((scalar, longer, *others), (scalar, unknown, *others), (*seal.infos, first)):
         with pytest.raises(FormatError, match="slice"):
             acquire(SlotPool()).fill(dataclasses.replace(seal, infos=infos), snapshot.read)
@@ -410,8 +410,8 @@ def test_a_seal_larger_than_any_memory_is_refused(directory: Path) -> None:
     snapshot, _ = one_slot(directory)
     info = snapshot.seal.infos[0]
     for length in (1 << 44, 1 << 60):  # beyond this machine; beyond all machines
-        piece = dataclasses.replace(info.slice, offsets=(0,), shape=(length,))
-        huge = dataclasses.replace(info, slice=piece, dtype="U8", global_shape=(length,), nbytes=length)
+        piece = info.slice._replace(offsets=(0,), shape=(length,))
+        huge = info._replace(slice=piece, dtype="U8", global_shape=(length,), nbytes=length)
         seal = dataclasses.replace(snapshot.seal, infos=(huge,))
         for memory in (None, SlotMemory(RUN, directory=directory)):
             with pytest.raises((UsageError, FormatError)):

@@ -9,7 +9,8 @@ the same offers and the same parent, so none has to be told.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from durable_core.commit.reuse import Base, Reuse, patch_room, reuse
@@ -62,18 +63,18 @@ def plan(offers: Offers, base: Base | None = None) -> Plan:
             stored = _renamed(info, role) if info.slice.key in differing else info
             holders.setdefault(stored.slice, []).append(role)
             infos[stored.slice] = stored
-    found = reuse([infos[piece] for piece in sorted(infos, key=_order)], base)
+    found = reuse([infos[piece] for piece in sorted(infos)], base)
     given: dict[str, list[SliceInfo]] = {role: [] for role in offers}
     load = dict.fromkeys(offers, 0)
     wanted = [piece for piece in infos if piece not in found.kept or piece in found.twins]
     # What only one can write comes first, so that the rest evens it out.
-    wanted.sort(key=lambda piece: (len(holders[piece]) > 1, -infos[piece].nbytes, _order(piece)))
+    wanted.sort(key=lambda piece: (len(holders[piece]) > 1, -infos[piece].nbytes, piece))
     for piece in wanted:
         role = min(holders[piece], key=lambda role: (load[role], role))
         given[role].append(infos[piece])
         load[role] += infos[piece].nbytes
     for held in given.values():
-        held.sort(key=lambda info: _order(info.slice))
+        held.sort()
     return Plan({role: tuple(held) for role, held in given.items()}, found)
 
 
@@ -133,7 +134,7 @@ def _is_placed(piece: PlacedSlice, found: Reuse, shard: str) -> bool:
     if last.object != shard:
         return False
     if key in found.twins:
-        return piece == replace(found.kept[key], twin=last)
+        return piece == found.kept[key]._replace(twin=last)
     before = found.patchable.get(key)
     if before is None or piece.object == shard:
         return piece == PlacedSlice(piece.info, shard, piece.begin)
@@ -157,7 +158,7 @@ def check_coverage(placed: Iterable[PlacedSlice]) -> dict[str, TensorEntry]:
         found.setdefault(piece.info.slice.key, []).append(piece)
     tensors = {}
     for key in sorted(found):
-        pieces = sorted(found[key], key=lambda piece: _order(piece.info.slice))
+        pieces = sorted(found[key], key=attrgetter("info.slice"))
         kinds = {(piece.info.dtype, piece.info.global_shape) for piece in pieces}
         if len(kinds) != 1:
             raise CoverageError(key, f"slices of different tensors: {sorted(map(str, kinds))}")
@@ -210,8 +211,4 @@ def _renamed(info: SliceInfo, role: str) -> SliceInfo:
     own = f"roles/{role}/"
     if info.slice.key.startswith(own):
         return info
-    return replace(info, slice=replace(info.slice, key=own + info.slice.key))
-
-
-def _order(piece: SliceKey) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    return piece.key, piece.offsets, piece.shape
+    return info._replace(slice=info.slice._replace(key=own + info.slice.key))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from durable_core.commit.effects import (
@@ -181,7 +181,7 @@ def _placed(
     key = written.object.key
     for info, begin, patch in zip(wanted, written.begins, written.patches, strict=True):
         if info.slice in found.twins:
-            placed.append(replace(found.kept[info.slice], twin=Extent(key, begin, info.nbytes, info.xxh3)))
+            placed.append(found.kept[info.slice]._replace(twin=Extent(key, begin, info.nbytes, info.xxh3)))
         elif patch is not None:
             placed.append(patched(info, found.patchable[info.slice], patch))
         else:

@@ -69,7 +69,8 @@ class StagedShard:
     def __init__(self, staged: Staged, role: str) -> None:
         self._staged = staged
         self._own = f"roles/{role}/"
-        self._infos: dict[SliceKey, Future[SliceInfo]] = {}
+        self._infos: dict[SliceKey, SliceInfo] = {}
+        self._hashing: dict[SliceKey, Future[None]] = {}
         self._previous: Earlier | None = None
 
     def follow(self, previous: Earlier | None) -> None:
@@ -78,8 +79,7 @@ class StagedShard:
 
     def describe(self) -> tuple[SliceInfo, ...]:
         """Digests of every staged slice, sorted as the slices are."""
-        self._start_hashing(self._staged.slices)
-        return tuple(self._infos[piece].result() for piece in self._staged.slices)
+        return self._hashed(self._staged.slices)
 
     def confirm(self) -> None:
         """Wait for the guard; ``StaleSnapshotError`` when the state changed while it was being copied."""
@@ -96,8 +96,8 @@ class StagedShard:
         shares = self._unchanged(probes)
         if shares is None:
             probes = _spread(known, local, int(total * _PROBED_SHARE), count=16)
-            self._start_hashing(probes)
-            shares = [float(self._infos[key].result().xxh3 == local[key].info.xxh3) for key in probes]
+            found = zip(probes, self._hashed(probes), strict=True)
+            shares = [float(info.xxh3 == local[key].info.xxh3) for key, info in found]
         sizes = [local[key].info.nbytes for key in probes]
         same = sum(share * nbytes for share, nbytes in zip(shares, sizes, strict=True))
         return same / max(1, sum(sizes))
@@ -157,9 +157,7 @@ class StagedShard:
     def holds(self, piece: SliceKey, info: SliceInfo) -> memoryview | None:
         """The staged bytes of ``piece``, when they are known to be those of ``info``."""
         known = self._infos.get(piece)
-        if known is None or not known.done() or known.result().xxh3 != info.xxh3:
-            return None
-        return self._staged.view(piece)
+        return None if known is None or known.xxh3 != info.xxh3 else self._staged.view(piece)
 
     def _unchanged(self, pieces: tuple[SliceKey, ...]) -> list[float] | None:
         """The share of each that seems unchanged; ``None`` without the previous version in memory."""
@@ -175,17 +173,24 @@ class StagedShard:
                 shares.append(changes.sampled(before._staged.view(piece), now) if known else 0.0)
         return shares
 
-    def _start_hashing(self, slices: tuple[SliceKey, ...]) -> None:
-        for piece in slices:
-            if piece not in self._infos:
-                self._infos[piece] = _hashers.submit(self._info, piece)
+    def _hashed(self, slices: tuple[SliceKey, ...]) -> tuple[SliceInfo, ...]:
+        self._start_hashing(slices)
+        for batch in dict.fromkeys(self._hashing[piece] for piece in slices):
+            batch.result()
+        return tuple(self._infos[piece] for piece in slices)
 
-    def _info(self, piece: SliceKey) -> SliceInfo:
-        view = self._staged.view(piece)
-        return SliceInfo(
-            piece, self._staged.dtype(piece.key), self._staged.global_shape(piece.key), view.nbytes,
-            digests.xxh3(view), digests.crc32c(view),
-        )  # fmt: skip
+    def _start_hashing(self, slices: tuple[SliceKey, ...]) -> None:
+        """All in one go: to hand one over takes as long as to hash 100 KB."""
+        new = [piece for piece in slices if piece not in self._hashing]
+        if new:
+            self._hashing.update(dict.fromkeys(new, _hashers.submit(self._hash, new)))
+
+    def _hash(self, slices: list[SliceKey]) -> None:
+        for piece in slices:
+            view, dtype = self._staged.view(piece), self._staged.dtype(piece.key)
+            whole = self._staged.global_shape(piece.key)
+            digest = digests.xxh3(view), digests.crc32c(view)
+            self._infos[piece] = SliceInfo(piece, dtype, whole, view.nbytes, *digest)
 
     def _local(self, piece: SliceKey) -> SliceKey:
         key = piece.key

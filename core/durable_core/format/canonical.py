@@ -22,6 +22,8 @@ DEFAULT_LIMIT = 64 * 1024 * 1024
 # What a bracket adds to the depth, as one int8; every other byte is dropped.
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
+_KEYS = frozenset({str})
+_LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
 def dumps(value: Any) -> bytes:
@@ -66,20 +68,23 @@ def loads(data: bytes | bytearray | memoryview, *, key: str, limit: int = DEFAUL
 
 
 def _refuse_coerced_keys(root: Any) -> None:
-    """``json`` turns 1, None and True as keys into strings without a word. (It has refused cycles.)"""
+    """``json`` turns 1, None and True as keys into strings without a word. (It has refused cycles.)
+
+    Containers of plain values, which most are, cost no step of the interpreter for each value.
+    """
     todo = [root]
     while todo:
         value = todo.pop()
         if isinstance(value, dict):
-            for name in value:
-                if not isinstance(name, str):
-                    raise TypeError(f"key {name!r} is not a string")
-            children: Any = value.values()
-        elif isinstance(value, (list, tuple)):
-            children = value
-        else:
+            if not _KEYS.issuperset(map(type, value)):
+                for name in value:
+                    if not isinstance(name, str):
+                        raise TypeError(f"key {name!r} is not a string")
+            value = value.values()
+        elif not isinstance(value, (list, tuple)):
             continue
-        todo.extend([child for child in children if isinstance(child, (dict, list, tuple))])
+        if not _LEAVES.issuperset(map(type, value)):
+            todo.extend([child for child in value if type(child) not in _LEAVES])
 
 
 def _is_too_deep(data: bytes) -> bool:
@@ -92,7 +97,7 @@ def _is_too_deep(data: bytes) -> bool:
 
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is left of `"` delimits strings
     steps = b"".join(plain.split(b'"')[::2]).translate(_STEPS, _NOT_BRACKETS)
-    return any(depth > MAX_DEPTH for depth in itertools.accumulate(memoryview(steps).cast("b")))
+    return max(itertools.accumulate(memoryview(steps).cast("b")), default=0) > MAX_DEPTH
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -236,8 +236,8 @@ def _tensor_json(entry: TensorEntry, index: Mapping[str, int] | None) -> dict[st
     slices = []
     for piece in entry.slices:
         row: dict[str, Json] = {
-            "offsets": list(piece.info.slice.offsets),
-            "shape": list(piece.info.slice.shape),
+            "offsets": piece.info.slice.offsets,
+            "shape": piece.info.slice.shape,
             "nbytes": piece.info.nbytes,
             "xxh3": piece.info.xxh3,
             "crc32c": piece.info.crc32c,
@@ -247,7 +247,7 @@ def _tensor_json(entry: TensorEntry, index: Mapping[str, int] | None) -> dict[st
         slices.append(row)
     if index is None:
         slices.sort(key=lambda row: (row["offsets"], row["shape"]))
-    return {"dtype": entry.dtype, "global_shape": list(entry.global_shape), "slices": slices}
+    return {"dtype": entry.dtype, "global_shape": entry.global_shape, "slices": slices}
 
 
 def _read_tensor(value: Json, name: str, objects: tuple[ObjectInfo, ...], key: str) -> TensorEntry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from durable_core.errors import FormatError
@@ -36,10 +36,10 @@ def document_digest(document: Json) -> str:
 def slice_json(info: SliceInfo) -> dict[str, Json]:
     return {
         "key": info.slice.key,
-        "offsets": list(info.slice.offsets),
-        "shape": list(info.slice.shape),
+        "offsets": info.slice.offsets,
+        "shape": info.slice.shape,
         "dtype": info.dtype,
-        "global_shape": list(info.global_shape),
+        "global_shape": info.global_shape,
         "nbytes": info.nbytes,
         "xxh3": info.xxh3,
         "crc32c": info.crc32c,
@@ -115,9 +115,9 @@ def read_place(fields: Fields, info: SliceInfo, name: Callable[[Fields], str]) -
         if not 0 < len(rows) <= MAX_PATCHES:
             fields.fail(f"has {len(rows)} patches, not 1 to {MAX_PATCHES}")
         patches = tuple(_read_extent(row, fields, "a patch", name) for row in rows)
-        placed = replace(placed, patches=patches, base_xxh3=fields.matching("base_xxh3", digests.XXH3))
+        placed = placed._replace(patches=patches, base_xxh3=fields.matching("base_xxh3", digests.XXH3))
     if fields.has("twin"):
-        placed = replace(placed, twin=_read_extent(fields.any("twin"), fields, "the twin", name))
+        placed = placed._replace(twin=_read_extent(fields.any("twin"), fields, "the twin", name))
     return placed
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from durable_core.errors import FormatError, UsageError
 from durable_core.format import canonical, layout
@@ -68,9 +69,30 @@ class Receipt:
     ledger: LedgerSegment | None = None
     base: str | None = None
 
-    @property
+    @cached_property
     def document_digests(self) -> dict[str, str]:
         return {name: document_digest(document) for name, document in self.documents.items()}
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        """Made once: they are written, and then the manifest has their digest."""
+        _check_identity(self.role, self.offered)
+        return canonical.dumps(
+            {
+                **_base_json(self.base),
+                "what": "receipt",
+                "role": self.role,
+                "generation": self.generation,
+                "c": self.c,
+                "step": self.step,
+                "offered": [slice_json(info) for info in self.offered],
+                "placed": [placed_json(placed) for placed in self.placed],
+                "objects": [object_json(info) for info in self.objects],
+                "documents": dict(self.documents),
+                "document_digests": self.document_digests,
+                "ledger": segment_json(self.ledger),
+            }
+        )
 
 
 def encode_offer(offer: Offer) -> bytes:
@@ -110,23 +132,7 @@ def decode_offer(data: bytes, *, key: str) -> Offer:
 
 def encode_receipt(receipt: Receipt) -> bytes:
     """Canonical bytes; ``UsageError`` for a receipt that ``decode_receipt`` would refuse."""
-    _check_identity(receipt.role, receipt.offered)
-    return canonical.dumps(
-        {
-            **_base_json(receipt.base),
-            "what": "receipt",
-            "role": receipt.role,
-            "generation": receipt.generation,
-            "c": receipt.c,
-            "step": receipt.step,
-            "offered": [slice_json(info) for info in receipt.offered],
-            "placed": [placed_json(placed) for placed in receipt.placed],
-            "objects": [object_json(info) for info in receipt.objects],
-            "documents": dict(receipt.documents),
-            "document_digests": receipt.document_digests,
-            "ledger": segment_json(receipt.ledger),
-        }
-    )
+    return receipt._encoded
 
 
 def decode_receipt(data: bytes, *, key: str) -> Receipt:
@@ -174,7 +180,7 @@ def _check_written(receipt: Receipt, key: str) -> None:
         own = [extent for extent in piece.extents if extent.object in objects]
         if not own:
             raise FormatError(key, f"{piece.info.slice.key!r} is in {piece.object}, which is not listed")
-        written += [PlacedSlice(replace(piece.info, nbytes=e.nbytes), e.object, e.begin) for e in own]
+        written += [PlacedSlice(piece.info._replace(nbytes=e.nbytes), e.object, e.begin) for e in own]
     check_objects(objects, written, key=key, whole=set(objects))
 
 
