@@ -15,7 +15,7 @@ from durable_core.commit import reuse
 from durable_core.commit.claim import mark_corrupt
 from durable_core.commit.collect import retire, sweep
 from durable_core.commit.journal import EMPTY, replay
-from durable_core.commit.plan import agreed, check_receipts, patched, plan, unite
+from durable_core.commit.plan import agreed, check_receipts, object_of, patched, plan, unite
 from durable_core.commit.retention import Retention
 from durable_core.commit.reuse import Base
 from durable_core.commit.save import save_coordinator, save_writer
@@ -139,6 +139,32 @@ def test_worn_slices_are_written_whole_one_after_the_other():
     assert not reuse.reuse([info("e", 1000, 2)], base_of([full])).patchable
 
 
+def test_what_was_patched_and_changes_no_more_is_written_whole_and_then_a_second_time(monkeypatch):
+    monkeypatch.setattr(reuse, "TWIN_SHARE", 1)
+    now = info("e", 1000, 1)
+    piece = patched(now, lies(info("e", 1000), 3), Extent(name_of(8).shard("dp0"), 8, 60, "0" * 32))
+    base = base_of([piece], twins=True)
+    assert reuse.reuse([now], base).kept, "it may change again"
+    old = replace(base, c=8 + reuse.TWIN_AGE)
+    found = reuse.reuse([now], old)
+    assert set(found.moved) == {now.slice} and found.lasting(now.slice) and not found.kept
+    assert not reuse.reuse([now], replace(old, twins=False)).moved
+    whole = replace(base_of([lies(now, 12)], twins=True), c=12 + reuse.TWIN_AGE)
+    assert reuse.reuse([now], whole).twins == {now.slice}
+
+
+def test_what_has_not_changed_is_written_apart_from_what_has(monkeypatch):
+    monkeypatch.setattr(reuse, "TWIN_SHARE", 1)
+    a, b, c = (info(f"state/{each}", 50) for each in "abc")
+    base = base_of([lies(a, 3), lies(b, 4), lies(c, 5)], {name_of(4).shard("dp0"): 200}, twins=True)
+    found = plan({"dp0": [a, b, info("state/c", 50, 1)]}, base).reuse
+    assert a.slice in found.twins and b.slice in found.moved and c.slice in found.patchable
+    name = name_of(NOW)
+    assert [object_of(each.slice, found, name, "dp0") for each in (a, b, c)] == [
+        name.lasting("dp0"), name.lasting("dp0"), name.shard("dp0"),
+    ]  # fmt: skip
+
+
 # --- any parent, any offers ------------------------------------------------------------------
 
 SLICES = st.dictionaries(
@@ -193,19 +219,20 @@ def receipts_of(offers, base, planned):
     """What honest writers would hand in, with every second patch taken."""
     name, found = name_of(NOW), {}
     for role, infos in planned.write.items():
-        begin, placed = 8, []
+        ends, placed = {}, []
         for i, each in enumerate(infos):
             before = planned.reuse.patchable.get(each.slice)
-            extent = Extent(name.shard(role), begin, each.nbytes, each.xxh3)
+            key = object_of(each.slice, planned.reuse, name, role)
+            extent = Extent(key, ends.get(key, 8), each.nbytes, each.xxh3)
             if each.slice in planned.reuse.twins:
                 placed.append(planned.reuse.kept[each.slice]._replace(twin=extent))
             elif before is not None and i % 2 and reuse.patch_room(before):
                 extent = extent._replace(nbytes=1)
                 placed.append(patched(each, before, extent))
             else:
-                placed.append(PlacedSlice(each, extent.object, begin))
-            begin += extent.nbytes
-        objects = (ObjectInfo(name.shard(role), begin, 8, "0" * 32),) if infos else ()
+                placed.append(PlacedSlice(each, extent.object, extent.begin))
+            ends[key] = extent.begin + extent.nbytes
+        objects = tuple(ObjectInfo(key, end, 8, "0" * 32) for key, end in ends.items())
         digest = None if base is None else base.digest
         found[role] = Receipt(
             role, 1, NOW, 7, tuple(offers[role]), tuple(placed), objects, {"role": role}, base=digest

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from durable_core.errors import CodecError, UsageError
 from durable_core.format.coverage import cover
-from durable_core.state.slices import flat_begin, split
+from durable_core.state.slices import SLICE_BYTES, flat_begin, slice_bytes, split
 from durable_core.state.staging import Slot, SlotPool, Staged
 from durable_core.state.staging import buffer as buffers
 from durable_core.types import CrashPoint, SliceKey
@@ -132,7 +132,7 @@ def test_memory_grows_with_the_layout_and_never_shrinks() -> None:
     for count in (1000, 500_000, 10):
         live = {"x": torch.arange(count)}
         staged = acquire(pool).stage(live)
-        assert bytes(staged.view(staged.slices[0])) == raw(live["x"])
+        assert b"".join(bytes(staged.view(piece)) for piece in staged.slices) == raw(live["x"])
         sizes.append(pool.nbytes)
         staged.release()
     assert sizes[0] < sizes[1] == sizes[2]
@@ -231,11 +231,17 @@ def test_slices_cover_a_tensor_exactly_once_in_contiguous_runs(
         assert torch.equal(whole[index].reshape(-1), whole.reshape(-1)[begin : begin + count])
 
 
+def test_a_slice_is_a_small_part_of_its_tensor_within_limits() -> None:
+    mebibyte = 1 << 20
+    sizes = [0, 2 * mebibyte, 64 * mebibyte, 96 * mebibyte, 1 << 31, 1 << 40]
+    assert [slice_bytes(n) // mebibyte for n in sizes] == [2, 2, 2, 3, 64, 64]
+    assert SLICE_BYTES == 64 * mebibyte
+
+
 def test_big_tensors_are_cut_along_the_first_dimension() -> None:
     live = {"big": torch.arange(70 << 20, dtype=torch.uint8).reshape(70, 1 << 20)}
     staged = acquire(SlotPool(1)).stage(live)
     assert [(piece.offsets, piece.shape) for piece in staged.slices] == [
-        ((0, 0), (64, 1 << 20)),
-        ((64, 0), (6, 1 << 20)),
+        ((row, 0), (2, 1 << 20)) for row in range(0, 70, 2)
     ]
     assert b"".join(staged.view(piece) for piece in staged.slices) == raw(live["big"])

@@ -115,7 +115,7 @@ def check_receipts(
         if said != meant:
             raise CommitAborted(f"c{name.c}: {role} speaks of (generation, c, step) {said}, not {meant}")
         for info in receipt.objects:
-            if info.key != name.shard(role):
+            if info.key not in (name.shard(role), name.lasting(role)):
                 raise CommitAborted(f"c{name.c}: {role} claims to have written {info.key}")
     wanted = plan({role: receipts[role].offered for role in roles}, agreed(receipts, base))
     for role in roles:
@@ -123,21 +123,26 @@ def check_receipts(
         if placed != {info.slice: info for info in wanted.write[role]}:
             raise CommitAborted(f"c{name.c}: {role} did not write the slices assigned to it")
         for piece in receipts[role].placed:
-            if not _is_placed(piece, wanted.reuse, name.shard(role)):
+            if not _is_placed(piece, wanted.reuse, object_of(piece.info.slice, wanted.reuse, name, role)):
                 raise CommitAborted(f"c{name.c}: {role} did not place {piece.info.slice.key} as planned")
     return wanted
 
 
-def _is_placed(piece: PlacedSlice, found: Reuse, shard: str) -> bool:
+def object_of(piece: SliceKey, found: Reuse, name: CheckpointName, role: str) -> str:
+    """The key of the object that what ``role`` writes of a slice goes into."""
+    return name.lasting(role) if found.lasting(piece) else name.shard(role)
+
+
+def _is_placed(piece: PlacedSlice, found: Reuse, target: str) -> bool:
     """Written whole, or as one patch more on what the parent has, or as the second copy of that."""
     key, last = piece.info.slice, piece.extents[-1]
-    if last.object != shard:
+    if last.object != target:
         return False
     if key in found.twins:
         return piece == found.kept[key]._replace(twin=last)
     before = found.patchable.get(key)
-    if before is None or piece.object == shard:
-        return piece == PlacedSlice(piece.info, shard, piece.begin)
+    if before is None or piece.object == target:
+        return piece == PlacedSlice(piece.info, target, piece.begin)
     return last.nbytes <= patch_room(before) and piece == patched(piece.info, before, last)
 
 

@@ -8,11 +8,16 @@ slice written although nothing changed, so that reuse stays bounded and no singl
   (``MAX_OWNERS``). Half an object must have been replaced before its rest is moved, so over time no more
   is moved than was changed, and what is stored is less than twice what is in use;
 * it has been kept for ``TWIN_AGE`` checkpoints: all retained ones will rest on that one copy. It gets a
-  *twin*, a second copy with the same digest, a fair share of the state (``TWIN_SHARE``) at each save.
+  *twin*, a second copy with the same digest, a fair share of the state (``TWIN_SHARE``) at each save. One
+  that has patches is written whole instead, and gets its twin later.
 
 A changed slice may be written as a *patch* on what the parent has, until its patches are too many or too
-large (``MAX_PATCHES``, ``PATCHED_SHARE``). Everything is decided from the parent's manifest, the offers and
-the allocation, which all writers share.
+large (``MAX_PATCHES``, ``PATCHED_SHARE``).
+
+What is written although it has not changed will not change soon either. It goes into an object of its own
+(``lasting``): beside what the next save replaces it would lie in an object that is dead but for it, to be
+given up and written once more. Everything is decided from the parent's manifest, the offers and the
+allocation, which all writers share.
 """
 
 from __future__ import annotations
@@ -27,11 +32,13 @@ from durable_core.types import PlacedSlice, SliceInfo, SliceKey
 
 #: An object with less of it in use is given up, its living slices are written anew.
 LIVE_SHARE = 0.5
-#: Checkpoints in whose directories a manifest may refer to objects, itself not counted.
-MAX_OWNERS = 64
+#: Checkpoints in whose directories a manifest may refer to objects, itself not counted: those of all second
+#: copies (``TWIN_SHARE`` may be used by half), of the patches of a slice, and some more.
+MAX_OWNERS = 192
 #: Checkpoints after which a kept slice gets a second copy.
 TWIN_AGE = 4
-#: Of the state's bytes, what second copies may take at each save.
+#: Of the state's bytes, what second copies may take at each save; a larger slice takes its turn alone.
+#: (As tensors are cut, ``state.slices``, that is a 32nd of the state or 2 MiB at most.)
 TWIN_SHARE = 1 / 64
 #: Patches of one slice, and the bytes of all of them in relation to the slice, before it is written whole.
 MAX_PATCHES = 48
@@ -71,6 +78,10 @@ class Reuse:
     patchable: Mapping[SliceKey, PlacedSlice]
     moved: Mapping[SliceKey, str]
     held: Mapping[SliceKey, str] = field(default_factory=dict)
+
+    def lasting(self, key: SliceKey) -> bool:
+        """Whether what is written of it has not changed."""
+        return key in self.twins or key in self.moved
 
 
 def reuse(stored: Iterable[SliceInfo], base: Base | None) -> Reuse:
@@ -112,7 +123,11 @@ def reuse(stored: Iterable[SliceInfo], base: Base | None) -> Reuse:
     total = sum(info.nbytes for info in infos)
     for key in _due_for_writing(patchable.values(), base, total):
         del patchable[key]
-    twins = _due_for_a_twin(kept.values(), base, total) if base.twins else frozenset()
+    lonely = _due_for_a_twin(kept.values(), base, total) if base.twins else frozenset()
+    twins = frozenset(key for key in lonely if not kept[key].patches)
+    for key in lonely - twins:
+        moved[key] = f"it is {len(kept[key].patches)} patches, of which no second copy is made"
+        del kept[key]
     return Reuse({**kept, **stay}, twins, patchable, moved, held)
 
 
@@ -198,11 +213,15 @@ def _due_for_a_twin(kept: Iterable[PlacedSlice], base: Base, total: int) -> froz
     lonely = [
         piece
         for piece in kept
-        if piece.twin is None and not piece.patches and piece.info.nbytes
-        and base.c - owner(piece.object) >= TWIN_AGE
-    ]  # fmt: skip
-    lonely.sort(key=lambda p: (owner(p.object), p.info.slice.key, p.info.slice.offsets))
+        if piece.twin is None and piece.info.nbytes and base.c - _newest(piece) >= TWIN_AGE
+    ]
+    lonely.sort(key=lambda p: (_newest(p), p.info.slice.key, p.info.slice.offsets))
     return _fair_share(lonely, base.c, int(total * TWIN_SHARE))
+
+
+def _newest(piece: PlacedSlice) -> int:
+    """The checkpoint in which it was last written, if only in part."""
+    return max(owner(extent.object) for extent in piece.extents)
 
 
 def _due_for_writing(patchable: Iterable[PlacedSlice], base: Base, total: int) -> frozenset[SliceKey]:

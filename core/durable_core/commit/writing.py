@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ from durable_core.commit.effects import (
 )
 from durable_core.commit.machine import Event, Walk
 from durable_core.commit.objects import poll, put_document
-from durable_core.commit.plan import Plan, agreed, patched, plan
+from durable_core.commit.plan import Plan, agreed, object_of, patched, plan
 from durable_core.commit.request import SaveRequest
 from durable_core.commit.reuse import Base, Reuse, is_distrusted, patch_room
 from durable_core.commit.state import CheckpointInfo
@@ -31,6 +31,8 @@ from durable_core.format.receipt import LedgerSegment, Offer, Receipt
 from durable_core.types import Extent, PlacedSlice, SliceInfo, SliceKey
 
 D = TypeVar("D")
+#: Each object written, with the slices of which something is in it, in the order asked for.
+Written = tuple[tuple[WrittenShard, tuple[SliceKey, ...]], ...]
 
 #: Share of the bytes that must seem not to need writing before hashing goes ahead of writing.
 WORTH_PLANNING = 1 / 16
@@ -62,10 +64,9 @@ def write_part(walk: Walk, attempt: Attempt, watch: Watch) -> Program[tuple[Rece
         base = yield from _worthwhile(base)
     alone = len(request.roles) == 1
     if alone and base is None and request.slices is not None:
-        written = yield from _write(attempt, request.slices, {})
+        written = yield from _write(attempt, request.slices, plan({}).reuse)
         offered: tuple[SliceInfo, ...] = yield Describe()  # hashed while it was being written
-        found = {info.slice: info for info in offered}
-        placed = _placed([found[piece] for piece in request.slices], written, plan({}).reuse)
+        planned = plan({request.role: offered})
     else:
         offered = yield Describe()
         if alone:
@@ -73,9 +74,8 @@ def write_part(walk: Walk, attempt: Attempt, watch: Watch) -> Program[tuple[Rece
         else:
             planned = yield from _agree(attempt, offered, base, watch)
             walk.on(Event.OFFER)
-        wanted = planned.write[request.role]
-        written = yield from _write(attempt, tuple(i.slice for i in wanted), planned.reuse.patchable)
-        placed = _placed(wanted, written, planned.reuse)
+        wanted = tuple(info.slice for info in planned.write[request.role])
+        written = yield from _write(attempt, wanted, planned.reuse)
     yield Confirm()  # the receipt is what says that these bytes are the state at this step
     walk.on(Event.WRITE)
     segment = yield from _put_segment(attempt)
@@ -85,8 +85,8 @@ def write_part(walk: Walk, attempt: Attempt, watch: Watch) -> Program[tuple[Rece
         c=name.c,
         step=request.step,
         offered=offered,
-        placed=placed,
-        objects=() if written is None else (written.object,),
+        placed=_placed(planned.write[request.role], written, planned.reuse),
+        objects=tuple(each.object for each, _ in written),
         documents=request.documents,
         ledger=segment,
         base=None if base is None else base.digest,
@@ -129,14 +129,19 @@ def _worthwhile(base: Base | None) -> Program[Base | None]:
     return base if unchanged >= WORTH_PLANNING else None
 
 
-def _write(
-    attempt: Attempt, wanted: tuple[SliceKey, ...], patchable: Mapping[SliceKey, PlacedSlice]
-) -> Program[WrittenShard | None]:
-    if not wanted:
-        return None
-    room = {piece: (patchable[piece], patch_room(patchable[piece])) for piece in wanted if piece in patchable}
-    written: WrittenShard = yield WriteShard(attempt.name.shard(attempt.request.role), wanted, room)
-    return written
+def _write(attempt: Attempt, wanted: tuple[SliceKey, ...], found: Reuse) -> Program[Written]:
+    """What changed, then what did not, each as one object if there is any."""
+    objects: dict[str, list[SliceKey]] = {}
+    for piece in sorted(wanted, key=found.lasting):  # what may be patched comes first, with the parent's slot
+        key = object_of(piece, found, attempt.name, attempt.request.role)
+        objects.setdefault(key, []).append(piece)
+    written = []
+    for key, pieces in objects.items():
+        before = {piece: found.patchable[piece] for piece in pieces if piece in found.patchable}
+        room = {piece: (placed, patch_room(placed)) for piece, placed in before.items()}
+        shard: WrittenShard = yield WriteShard(key, tuple(pieces), room)
+        written.append((shard, tuple(pieces)))
+    return tuple(written)
 
 
 def _agree(
@@ -171,15 +176,16 @@ def _put_segment(attempt: Attempt) -> Program[LedgerSegment | None]:
     return LedgerSegment(key, digests.sha256(rows.data), rows.samples)
 
 
-def _placed(
-    wanted: Sequence[SliceInfo], written: WrittenShard | None, found: Reuse
-) -> tuple[PlacedSlice, ...]:
+def _placed(wanted: Sequence[SliceInfo], written: Written, found: Reuse) -> tuple[PlacedSlice, ...]:
     """Where each slice lies of which something was written."""
-    if written is None:
-        return ()
+    at = {
+        piece: (shard.object.key, begin, patch)
+        for shard, pieces in written
+        for piece, begin, patch in zip(pieces, shard.begins, shard.patches, strict=True)
+    }
     placed = []
-    key = written.object.key
-    for info, begin, patch in zip(wanted, written.begins, written.patches, strict=True):
+    for info in wanted:
+        key, begin, patch = at[info.slice]
         if info.slice in found.twins:
             placed.append(found.kept[info.slice]._replace(twin=Extent(key, begin, info.nbytes, info.xxh3)))
         elif patch is not None:

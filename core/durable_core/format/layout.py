@@ -34,7 +34,7 @@ _JOURNAL_KEY = re.compile(r"journal/([0-9]{20})\.json")
 _NAME = r"g([0-9]{6})-c([0-9]{8})-([0-9a-f]{8})"
 _CHECKPOINT_KEY = re.compile(rf"(checkpoints|ledger)/{_NAME}/(.+)")
 _CHECKPOINT_FILE = re.compile(
-    r"(offer|receipt)-(.+)\.json|(shard)-(.+)\.safetensors|(manifest)\.json|(copied)-[a-z]+-g[0-9]{6}-(.+)\.json"
+    r"(offer|receipt)-(.+)\.json|(shard|lasting)-(.+)\.safetensors|(manifest)\.json|(copied)-[a-z]+-g[0-9]{6}-(.+)\.json"
 )
 _TIER = re.compile(r"[a-z]{1,32}")
 _SNAPSHOT_KEY = re.compile(r"snapshots/g([0-9]{6})-s([0-9]{12})/(.+)-([0-9a-f]{8})\.slot")
@@ -145,6 +145,10 @@ class CheckpointName:
     def shard(self, role: str) -> str:
         return f"{self.prefix}shard-{_role(role)}.safetensors"
 
+    def lasting(self, role: str) -> str:
+        """What ``role`` wrote although it had not changed: it will live longer than what is in the shard."""
+        return f"{self.prefix}lasting-{_role(role)}.safetensors"
+
     def receipt(self, role: str) -> str:
         return f"{self.prefix}receipt-{_role(role)}.json"
 
@@ -169,8 +173,8 @@ def checkpoint_name(generation: int, c: int, op_id: str) -> CheckpointName:
 class ParsedKey:
     """What a key under ``checkpoints/`` or ``ledger/`` is.
 
-    ``what``: ``offer``, ``receipt``, ``shard``, ``manifest``, ``copied``, ``ledger`` or ``index``;
-    ``role`` is ``None`` for the last kind and for the manifest.
+    ``what``: ``offer``, ``receipt``, ``shard``, ``lasting``, ``manifest``, ``copied``, ``ledger`` or
+    ``index``; ``role`` is ``None`` for the last kind and for the manifest.
     """
 
     name: CheckpointName

@@ -8,6 +8,17 @@ from collections.abc import Iterator
 from durable_core.types import SliceKey
 
 SLICE_BYTES = 64 << 20
+#: Smaller slices than this are not worth a line in a manifest.
+LEAST_BYTES = 2 << 20
+#: Slices of one tensor between the two limits: what has to be done for a slice at once, such as a second copy
+#: of it, is then a small part of what any state with that tensor in it takes.
+SLICES = 32
+
+
+def slice_bytes(nbytes: int) -> int:
+    """Bytes of a slice of a tensor of ``nbytes`` bytes, at most. All who hold it cut it alike, whatever
+    they hold beside it."""
+    return min(SLICE_BYTES, max(LEAST_BYTES, -(-nbytes // SLICES)))
 
 
 def split(key: str, shape: tuple[int, ...], itemsize: int, limit: int = SLICE_BYTES) -> Iterator[SliceKey]:

@@ -73,23 +73,20 @@ class _ShardLater:
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.owed: fx.WriteShard | None = None
-        self.nbytes = 0
+        self.owed: dict[str, tuple[fx.WriteShard, int]] = {}
 
     def __call__(self, effect: Any) -> Program[Any]:
         if isinstance(effect, fx.WriteShard):
-            self.owed = effect
             data, header, begins = content.pack(self.script.staged, self.script.role, effect.slices)
-            self.nbytes = len(data)
+            self.owed[effect.key] = effect, len(data)
             info = ObjectInfo(effect.key, len(data), header, digests.xxh3(data[:header]))
             return fx.WrittenShard(info, begins)
-        owed = self.owed
-        if owed is not None and isinstance(effect, fx.Size) and effect.key == owed.key:
-            return self.nbytes
+        if isinstance(effect, fx.Size) and effect.key in self.owed:
+            return self.owed[effect.key][1]
         answer = yield effect
-        if owed is not None and isinstance(effect, fx.PutIfAbsent) and b"checkpoint.committed" in effect.data:
-            self.owed = None
-            yield owed
+        if isinstance(effect, fx.PutIfAbsent) and b"checkpoint.committed" in effect.data:
+            while self.owed:
+                yield self.owed.popitem()[1][0]
         return answer
 
 

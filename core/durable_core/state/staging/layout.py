@@ -14,7 +14,7 @@ from durable_core.errors import CodecError, FormatError
 from durable_core.format.parts import slice_fault
 from durable_core.format.shard import ITEMSIZE
 from durable_core.state.dtypes import TO_NAME
-from durable_core.state.slices import SLICE_BYTES, flat_begin, split
+from durable_core.state.slices import flat_begin, slice_bytes, split
 from durable_core.types import SliceInfo, SliceKey
 
 #: No machine has more memory than this many bytes; a seal that says so lies.
@@ -69,7 +69,7 @@ class Layout:
         slices = [
             piece
             for key in sorted(placed)
-            for piece in split(key, placed[key].shape, placed[key].itemsize, SLICE_BYTES)
+            for piece in split(key, placed[key].shape, placed[key].itemsize, slice_bytes(placed[key].nbytes))
         ]
         layout = cls(placed, slices)
         layout._keys, layout._forms = list(tensors), forms
