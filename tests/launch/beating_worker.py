@@ -17,7 +17,7 @@ from durable_core.commit import ending
 from durable_core.commit.journal import replay
 from durable_core.engine import beats
 from durable_core.engine.beats import Phase
-from durable_core.engine.launched import RunFiles
+from durable_core.engine.launched import Launched, RunFiles
 from durable_core.engine.performer import Performer
 from durable_core.launch.books import record_name
 from durable_core.tier.posix import PosixTier
@@ -57,7 +57,7 @@ def finish() -> None:
 
 def main() -> None:
     tell(event="start")
-    writer = beats.Writer(FILES.beat(RANK), os.getsid(0))
+    writer = beats.Writer(FILES.beat(RANK), Launched.of().nth)
     step = 0
     while not (LOG / "go").exists():
         writer.beat(time.monotonic(), Phase.STEP, generation=GENERATION, step=step)

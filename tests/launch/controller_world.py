@@ -175,7 +175,7 @@ class World:
              generation: int | None = None) -> None:  # fmt: skip
         writer = self.writers.get(rank)
         if writer is None:
-            writer = self.writers[rank] = beats.Writer(self.files.beat(rank), 1000 + rank)
+            writer = self.writers[rank] = beats.Writer(self.files.beat(rank), self.attempt)
             self.stack.callback(writer.close)
         if own is not None:
             writer.own(own)

@@ -174,7 +174,7 @@ def test_a_planned_stop_is_clean_or_says_what_was_not(files: RunFiles) -> None:
 
 def test_what_has_not_trained_yet_has_nothing_to_drain(files: RunFiles) -> None:
     judge, _, _ = judged(files, Ledger())
-    stopped = Ended(Cause.STOP, 3, {}, {0: -15, 1: -15}, pids={0: 10, 1: 11})
+    stopped = Ended(Cause.STOP, 3, {}, {0: -15, 1: -15})
     Writer(files.beat(1), 11).beat(1.0, Phase.RESTORE, generation=3, step=-1)
     assert judge(stopped).exit_code == 75, "one imports, one restores"
     Writer(files.beat(1), 11).beat(1.0, Phase.STEP, generation=3, step=4)
@@ -263,12 +263,12 @@ def test_that_nothing_is_known_proves_nothing_however_often(files: RunFiles) -> 
     assert [lapse.failure for lapse in ledger.recorded] == ["F1"] * 5
 
 
-@pytest.mark.parametrize(("leader", "status"), [(17, 2), (18, None)])
-def test_only_a_workers_own_words_are_listened_to(files: RunFiles, leader: int, status: int | None) -> None:
+@pytest.mark.parametrize(("attempt", "status"), [(17, 2), (16, None)])
+def test_only_a_workers_own_words_are_listened_to(files: RunFiles, attempt: int, status: int | None) -> None:
     mistake = Words("durable_core.errors.UsageError", "no such flag", branch="UsageError", exit_code=2)
-    write(files.words(1), replace(mistake, leader=leader))
+    write(files.words(1), replace(mistake, attempt=attempt))
     judge, _, _ = judged(files, Ledger())
-    assert judge(replace(KILLED, exits={1: 1}, pids={0: 16, 1: 17})).exit_code == status
+    assert judge(replace(KILLED, exits={1: 1}, attempt=17)).exit_code == status
 
 
 def test_what_a_killed_writer_has_left_is_no_beat(files: RunFiles) -> None:

@@ -115,7 +115,7 @@ def test_a_beat_is_read_as_it_was_written(tmp_path: Path) -> None:
     writer.beat(10.0, Phase.INIT, generation=0, step=-1)
     writer.beat(11.0, Phase.STEP, generation=3, step=5, durable=4)
     writer.beat(12.5, Phase.STEP, generation=3, step=6, durable=4)
-    assert beats.read(path) == beats.Beat(17, Phase.STEP, 3, 6, 3, 4, 12.5, 11.0)
+    assert beats.read(path) == beats.Beat(17, Phase.STEP, 3, 6, 3, 4, 12.5, 11.0, pid=os.getpid())
     writer.close()
 
 
@@ -157,7 +157,7 @@ def test_who_had_the_rank_before_cannot_disturb_the_next(tmp_path: Path) -> None
     zombie.beat(3.0, Phase.STEP, generation=1, step=10)
     found = beats.read(path)
     assert found is not None
-    assert (found.leader, found.generation, found.step) == (2, 2, -1)
+    assert (found.attempt, found.generation, found.step) == (2, 2, -1)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -175,7 +175,7 @@ def test_another_version_or_phase_is_refused(tmp_path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] = 99
     path.write_bytes(data)
-    with pytest.raises(FormatError, match="version 1"):
+    with pytest.raises(FormatError, match="version 2"):
         beats.read(path)
 
 

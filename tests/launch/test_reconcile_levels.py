@@ -64,7 +64,7 @@ def facts(phase: GroupPhase, g: int | None, exits: dict[int, int] | None = None)
 
 
 def at(phase: Phase, step: int, g: int = 1, of: GroupPhase = GroupPhase.UP) -> Observation:
-    rows = {rank: Beat(10 + rank, phase, g, step, step + 2, -1, 0.0, 0.0) for rank in (0, 1)}
+    rows = {rank: Beat(0, phase, g, step, step + 2, -1, 0.0, 0.0) for rank in (0, 1)}
     return replace(facts(of, g), beats=rows)
 
 
@@ -309,3 +309,12 @@ def test_killed_between_any_two_writes_the_next_controller_does_the_rest(lives):
         assert life.killed == 1
         assert life.journal() == whole.journal(), instant
         assert life.effects() == whole.effects(), instant
+
+
+def test_a_beat_is_that_of_the_attempt_and_not_of_a_process() -> None:
+    """A worker may run in a session of its own, or where numbers of processes are others."""
+    seen = at(Phase.STEP, 5)
+    member = seen.facts[0].members[0]
+    assert seen.beat(replace(member, pid=4711)) == seen.beats[0]
+    before = replace(seen, beats={0: replace(seen.beats[0], attempt=7)})
+    assert before.beat(member) is None

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from durable_core.errors import FormatError
 
-VERSION = 1
+VERSION = 2
 #: The newest own times that a beat keeps.
 OWN_TIMES = 32
-# sequence, version, leader, phase, generation, step, count, durable, time, since, number of own times
-_HEAD = struct.Struct("<IIIIqqqqddq")
+# sequence, version, attempt, phase, generation, step, count, durable, time, since, number of own times, pid
+_HEAD = struct.Struct("<IIIIqqqqddqq")
 _TIMES, _TIMES_AT = struct.Struct("<dd"), struct.calcsize("<IIIIqqqq")  # of time and since, in the head
 _OWN = struct.Struct(f"<{OWN_TIMES}d")
 _ONE = struct.Struct("<d")
@@ -44,15 +44,15 @@ class Phase(enum.IntEnum):
 class Beat:
     """``step``: the last boundary (-1: none yet); ``count`` rises with every beat; ``durable``: the newest
     step that is (-1: none); ``time``, ``since``: monotonic seconds of this beat, and of the begin of the
-    phase; ``leader``: of the process's session, which is the process that the launcher has started, whatever
-    that has become or wrapped.
+    phase; ``attempt``: of the launch, as the worker was told it: whoever beats is the worker of it, whatever
+    has been wrapped around it; ``pid``: its own number, where it runs (0: not told).
 
     ``own``: seconds that each of the last steps took this worker itself, oldest first: from the boundary to
     its last local gradient, before it waits for the others. In a synchronous group the steps of all take
     equally long; these do not.
     """
 
-    leader: int
+    attempt: int
     phase: Phase
     generation: int
     step: int
@@ -61,17 +61,18 @@ class Beat:
     time: float
     since: float
     own: tuple[float, ...] = ()
+    pid: int = 0
 
 
 _PHASES = frozenset(Phase)
 
 
 class Writer:
-    """One worker's file; ``leader``: as in ``Beat``. Not thread-safe: it beats on the training thread, as
+    """One worker's file; ``attempt``: as in ``Beat``. Not thread-safe: it beats on the training thread, as
     nothing else is progress. ``OSError`` where there is no room for it, or its directory is gone with the
     launcher."""
 
-    def __init__(self, path: Path, leader: int) -> None:
+    def __init__(self, path: Path, attempt: int) -> None:
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with beside.open("w+b") as file:
@@ -82,7 +83,7 @@ class Writer:
         except OSError:
             beside.unlink(missing_ok=True)
             raise
-        self._leader = leader
+        self._attempt, self._pid = attempt, os.getpid()
         self._sequence = 0
         self._count = 0
         self._owned = 0
@@ -101,8 +102,8 @@ class Writer:
             self._owned += 1
         self._unshown.clear()
         _HEAD.pack_into(
-            self._map, 0, odd, VERSION, self._leader, phase, generation, step, self._count,
-            durable, now, self._since, self._owned,
+            self._map, 0, odd, VERSION, self._attempt, phase, generation, step, self._count,
+            durable, now, self._since, self._owned, self._pid,
         )  # fmt: skip
         self._sequence = (odd + 1) & 0xFFFFFFFF
         _SEQUENCE.pack_into(self._map, 0, self._sequence)
@@ -149,7 +150,9 @@ def shifted(beat: bytes, seconds: float) -> bytes:
 
 
 def _decoded(data: bytes, path: Path) -> Beat | None:
-    _, version, leader, phase, generation, step, count, durable, time, since, owned = _HEAD.unpack_from(data)
+    (
+        _, version, attempt, phase, generation, step, count, durable, time, since, owned, pid,
+    ) = _HEAD.unpack_from(data)  # fmt: skip
     if not count:
         return None
     if version != VERSION or phase not in _PHASES:
@@ -157,4 +160,4 @@ def _decoded(data: bytes, path: Path) -> Beat | None:
     ring = _OWN.unpack_from(data, _HEAD.size)
     first = owned % OWN_TIMES
     own = ring[first:] + ring[:first] if owned >= OWN_TIMES else ring[:owned]
-    return Beat(leader, Phase(phase), generation, step, count, durable, time, since, own)
+    return Beat(attempt, Phase(phase), generation, step, count, durable, time, since, own, pid)

@@ -72,6 +72,12 @@ class Launched:
         )
 
     @property
+    def nth(self) -> int:
+        """The number of the attempt; 0: none was told."""
+        number = self.attempt.rpartition("/")[2]
+        return int(number) if number.isdecimal() else 0
+
+    @property
     def files(self) -> RunFiles | None:
         return None if self.run_dir is None else RunFiles(self.run_dir)
 

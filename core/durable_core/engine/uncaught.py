@@ -51,8 +51,8 @@ class FencedExit(SystemExit):
 class Parting:
     """The hooks of one worker. A child that is forked from it has them too; there they do nothing."""
 
-    def __init__(self, files: RunFiles, rank: int) -> None:
-        self._files, self._rank = files, rank
+    def __init__(self, files: RunFiles, rank: int, attempt: int) -> None:
+        self._files, self._rank, self._attempt = files, rank, attempt
         self.process = os.getpid()
         self._previous = sys.excepthook
         self._stacks = self._opened()
@@ -79,7 +79,7 @@ class Parting:
         if said is None:
             return 0
         try:
-            words.write(self._files.words(self._rank), replace(said, leader=os.getsid(0)))
+            words.write(self._files.words(self._rank), replace(said, attempt=self._attempt))
         except OSError as trouble:
             sys.stderr.write(f"durable: the launcher is not told of this: {trouble}\n")
         return said.exit_code
@@ -89,7 +89,7 @@ class Parting:
             beat = beats.read(self._files.beat(self._rank))
         except FormatError:
             return None
-        return None if beat is None or beat.leader != os.getsid(0) or beat.step < 0 else beat.step
+        return None if beat is None or beat.attempt != self._attempt or beat.step < 0 else beat.step
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         error.__traceback__ = of_script(trace)
@@ -109,7 +109,7 @@ def install(here: Launched) -> Parting | None:
     if here.told is None:
         return None
     if _parting is None or _parting.process != os.getpid():
-        _parting = Parting(here.told, here.rank)
+        _parting = Parting(here.told, here.rank, here.nth)
         launched.mark()
     return _parting
 

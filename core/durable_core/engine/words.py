@@ -23,8 +23,7 @@ class Words:
     ``kind``: the class by its whole name; ``branch``: our own base class of it (``TierError``, ...), ``""``
     for a foreign one; ``frames``: ``file:function`` of the innermost frames, innermost last, without line
     numbers; ``step``: the last boundary, if a run was open; ``object``: the key of the object it was about,
-    if any; ``hint``: the way out; ``leader``: of the process's session: the process that the launcher has
-    started, whatever that has become or wrapped; 0: not told."""
+    if any; ``hint``: the way out; ``attempt``: of the launch, as the worker was told it."""
 
     kind: str
     message: str
@@ -34,7 +33,7 @@ class Words:
     object: str = ""
     hint: str = ""
     exit_code: int = 1
-    leader: int = 0
+    attempt: int = 0
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,11 @@ class Observation:
     def members(self) -> tuple[Member, ...]:
         return tuple(member for group in self.groups for member in group.members)
 
+    def beat(self, member: Member) -> Beat | None:
+        """What that member tells; a file may still be of the attempt before."""
+        beat, facts = self.beats.get(member.rank), self.facts.get(member.node)
+        return beat if beat is not None and facts is not None and beat.attempt == facts.attempt else None
+
     @property
     def expected(self) -> int:
         return max((group.expected for group in self.groups), default=0)
@@ -128,8 +133,8 @@ def _membership(seen: Observation, terms: Terms) -> Iterator[Violation]:
                 Invariant.MEMBERSHIP, f"rank {member.rank} ended with {member.exit}, and the run has no end",
                 member.rank,
             )  # fmt: skip
-        beat = seen.beats.get(member.rank)
-        if beat is not None and beat.leader == member.pid and beat.generation < seen.run.generation:
+        beat = seen.beat(member)
+        if beat is not None and beat.generation < seen.run.generation:
             yield Violation(
                 Invariant.MEMBERSHIP,
                 f"rank {member.rank} is of generation {beat.generation}, not {seen.run.generation}",

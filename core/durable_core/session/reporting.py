@@ -27,15 +27,15 @@ from durable_core.types import Token
 
 class Voice:
     """``expected``: the run that the launcher has claimed a generation of, and no other is to be heard before
-    it; ``""``: any. ``writer``: ``None`` where nothing can be written."""
+    it; ``""``: any. ``attempt``: of the launch. ``writer``: ``None`` where nothing can be written."""
 
-    def __init__(self, files: RunFiles, rank: int, expected: str = "") -> None:
-        self.key = files, rank, os.getpid()
+    def __init__(self, files: RunFiles, rank: int, expected: str = "", attempt: int = 0) -> None:
+        self.key = files, rank, attempt, os.getpid()
         self.expected = expected
         self._holder: weakref.ref[Reporter] | None = None  # one that is forgotten holds nothing
         self.writer: Writer | None = None
         try:
-            self.writer = Writer(files.beat(rank), os.getsid(0))
+            self.writer = Writer(files.beat(rank), attempt)
         except OSError as error:
             _untold(error)
             with suppress(OSError):  # gone with the launcher
@@ -64,11 +64,11 @@ class Voice:
 _voice: Voice | None = None
 
 
-def _voice_of(files: RunFiles, rank: int, expected: str) -> Voice:
+def _voice_of(files: RunFiles, rank: int, expected: str, attempt: int) -> Voice:
     """This process's."""
     global _voice
-    if _voice is None or _voice.key != (files, rank, os.getpid()):
-        _voice = Voice(files, rank, expected)
+    if _voice is None or _voice.key != (files, rank, attempt, os.getpid()):
+        _voice = Voice(files, rank, expected, attempt)
     return _voice
 
 
@@ -85,10 +85,10 @@ class Reporter:
     """
 
     def __init__(
-        self, files: RunFiles | None, rank: int, clock: Clock, root: str, expected: str = ""
+        self, files: RunFiles | None, rank: int, clock: Clock, root: str, expected: str = "", attempt: int = 0
     ) -> None:
         self._files, self._clock, self._root = files, clock, root
-        self._voice = None if files is None else _voice_of(files, rank, expected)
+        self._voice = None if files is None else _voice_of(files, rank, expected, attempt)
         self._writer = None if self._voice is None else self._voice.free
         self._phase, self._step, self._generation = Phase.INIT, -1, 0
         self._resumed: float | None = None  # when the loop went on
@@ -100,7 +100,7 @@ class Reporter:
     @classmethod
     def here(cls, launched: Launched, clock: Clock, root: str) -> Reporter:
         """This process's. ``root``: as another process can use it."""
-        return cls(launched.told, launched.rank, clock, root, launched.run_id)
+        return cls(launched.told, launched.rank, clock, root, launched.run_id, launched.nth)
 
     def opened(
         self, run_id: str, token: Token, roles: tuple[str, ...], *, tells: bool, writes: bool = True

@@ -264,8 +264,9 @@ class Agent(LocalElasticAgent):
         cause = ended.cause
         if planned and not ended.exits and after and not any(after.values()):
             cause = Cause.FINISHED  # it was done before the signal came to it
-        pids = self._by_rank(self._workers.pids())
-        return replace(ended, cause=cause, after=after, forced=self._stopped.forced, pids=pids)
+        return replace(
+            ended, cause=cause, after=after, forced=self._stopped.forced, attempt=self._handler.attempt
+        )
 
     def _stop(self, grace_s: float) -> None:
         """Nothing of the attempt is left afterwards, or it is told what is. One more signal from the operator
@@ -287,11 +288,12 @@ class Agent(LocalElasticAgent):
 
         def parted(pid: int) -> bool:
             """Last words are left when all else has ended, and by none that drains."""
-            return self._house.parted(ranks[pid], pid)
+            return self._house.parted(ranks[pid])
 
         self._stopped = teardown.stop(
             list(self._workers.processes.values()), graced=graced, wait=signals.wait,
             rest=self._house.strays, parted=parted,
+            meant=lambda pid: self._house.meant(ranks[pid], pid, signal.SIGTERM),
         )  # fmt: skip
         self._pcontext.close()
         if self._stopped.stuck:

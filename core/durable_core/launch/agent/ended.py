@@ -30,8 +30,7 @@ class Ended:
     """One attempt. ``exits``: statuses by rank, negative for a signal, of those that ended by themselves;
     ``after``: of those that we have stopped; ``oom``: the kernel has killed for memory meanwhile; ``error``:
     of the rendezvous; ``provoked``: what scheduled chaos has done to it; ``at``: monotonic seconds when its
-    end was seen; ``pids``: of this node's workers, by rank, as they were started; ``why``: of a planned
-    stop."""
+    end was seen; ``attempt``: its number; ``why``: of a planned stop."""
 
     cause: Cause
     generation: int | None = None
@@ -43,7 +42,7 @@ class Ended:
     error: str = ""
     provoked: str = ""
     at: float = 0.0
-    pids: Mapping[int, int] = field(default_factory=dict)
+    attempt: int = 0
     why: str = ""
 
     @property

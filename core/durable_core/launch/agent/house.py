@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from durable_core.clock import Clock
-from durable_core.engine import words
+from durable_core.engine import beats, words
 from durable_core.engine.launched import DUMP_SIGNAL, RunFiles
 from durable_core.errors import FormatError
 from durable_core.launch.agent import sweeping
@@ -120,21 +120,34 @@ class House:
         with suppress(OSError):  # no room: they stop all the same
             words.put(self.files.stopping, why.encode())
 
-    def parted(self, rank: int, pid: int) -> bool:
-        """Whether the worker has left its last words, and not something else in its name."""
+    def parted(self, rank: int) -> bool:
+        """Whether the worker has left its last words, and not one of the attempt before."""
         try:
             said = words.read_words(self.files.words(rank))
         except FormatError:
             return False
-        return said is not None and said.leader == pid
+        return said is not None and said.attempt == self.facts.attempt
 
     def dump(self, pids: Mapping[int, int]) -> None:
         """Ask each (by rank) for the stacks of its threads; one that does not listen for that would die of
-        it: one that has no file for them yet, or a shell around the worker."""
+        it: one that has no file for them yet, or a shell around a worker that is not found."""
         for rank, pid in pids.items():
-            if self.files.stacks(rank).exists() and listens(pid, DUMP_SIGNAL):
+            worker = self.meant(rank, pid, DUMP_SIGNAL)
+            if self.files.stacks(rank).exists() and listens(worker, DUMP_SIGNAL):
                 with suppress(ProcessLookupError):
-                    os.kill(pid, DUMP_SIGNAL)
+                    os.kill(worker, DUMP_SIGNAL)
+
+    def meant(self, rank: int, started: int, number: int) -> int:
+        """The process that a signal to the worker is for: what was ``started``, or the worker within it, when
+        that has told its number, is surely of this launch and listens. A shell passes no signal on."""
+        try:
+            beat = beats.read(self.files.beat(rank))
+        except FormatError:
+            return started
+        if beat is None or beat.pid == started or beat.attempt != self.facts.attempt:
+            return started
+        ours = listens(beat.pid, number) and beat.pid in sweeping.marked(sweeping.mark(self.files.root))
+        return beat.pid if ours else started
 
     def close(self) -> None:
         """Ends what is left of the launch on this node; the run directory goes last."""

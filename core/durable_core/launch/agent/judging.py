@@ -111,7 +111,7 @@ class Judge:
                 rank,
                 status,
                 host,
-                self._words(rank, ended.pids.get(rank)),
+                self._words(rank, ended.attempt),
                 ended.at,
                 stopped,
                 ended.oom,
@@ -138,14 +138,14 @@ class Judge:
             known=state.exists or ended.generation is not None,
         )
 
-    def _words(self, rank: int, pid: int | None) -> words.Words | None:
-        """The worker's own, or those of what it wrapped; ``None``, not known: whoever's they are."""
+    def _words(self, rank: int, attempt: int) -> words.Words | None:
+        """The worker's own, whatever was wrapped around it, and not those of an attempt before."""
         try:
             said = words.read_words(self.files.words(rank))
         except FormatError as error:
             self.say(f"the last words of rank {rank} are not understood: {error}")
             return None
-        return said if said is None or pid in (None, said.leader) else None
+        return said if said is not None and said.attempt == attempt else None
 
     def _spared(self, ended: Ended) -> Ended:
         """Whoever still imports, builds or restores has nothing to drain: its signal ends it, and nothing is

@@ -29,17 +29,18 @@ class Stopped:
 def stop(
     processes: Sequence[Process], *, graced: Callable[[], bool], wait: Callable[[float], object],
     rest: Callable[[], Collection[int]], parted: Callable[[int], bool] = lambda pid: False,
-    first: signal.Signals = signal.SIGTERM,
+    first: signal.Signals = signal.SIGTERM, meant: Callable[[int], int] = lambda pid: pid,
 ) -> Stopped:  # fmt: skip
     """``first`` to each worker alone, SIGKILL to its whole process group once ``graced()`` is false or it has
     ``parted`` (nothing but the end of its interpreter is left of it), then to all of ``rest()``.
 
     The first signal is for the worker and not for its helpers: it may need those to finish what it does (a
-    batch, a save). Bounded by the grace and about 30 s for what does not even die of SIGKILL.
+    batch, a save). ``meant``: the worker's own process, where another one was started around it. Bounded by
+    the grace and about 30 s for what does not even die of SIGKILL.
     """
     living = [process for process in processes if process.poll() is None]
     for process in living:
-        _send(process.pid, first)
+        _send(meant(process.pid), first)
     while living and graced():
         wait(_STEP_S)
         living = [process for process in living if process.poll() is None]

@@ -338,7 +338,7 @@ def _violation(one: Violation, now: float) -> dict[str, Any]:
 
 def _members(seen: Observation, now: float) -> list[dict[str, Any]]:
     """By rank; of a large group those that have not beaten for longest."""
-    rows = [_member(member, seen.beats.get(member.rank), now) for member in seen.members]
+    rows = [_member(member, seen.beat(member), now) for member in seen.members]
     rows.sort(key=lambda row: (row["age_s"] is not None, -(row["age_s"] or 0.0)))
     return sorted(rows[:MAX_ROWS], key=lambda row: int(row["rank"]))
 
@@ -351,7 +351,7 @@ def _member(member: Member, beat: Beat | None, now: float) -> dict[str, Any]:
         "node": member.node,
         "exit": member.exit,
     }
-    if beat is None or beat.leader != member.pid:
+    if beat is None:
         return {**row, "phase": None, "step": None, "durable": None, "age_s": None}
     age = round(max(0.0, now - beat.time), 3)
     return {**row, "phase": beat.phase.name, "step": beat.step, "durable": beat.durable, "age_s": age}

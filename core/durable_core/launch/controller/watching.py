@@ -53,19 +53,13 @@ class Watched:
         fresh = self if group == self.group else Watched(self.limits, group, now)
         if not members or not any(facts.phase in _AT_WORK for facts in seen.groups):
             return Watched(fresh.limits, group, fresh.begun, fresh.pace, fresh.slow)
-        beats = {rank: _own(member, seen.beats) for rank, member in members.items()}
+        beats = {rank: seen.beat(member) for rank, member in members.items()}
         pace = fresh.pace.seen(beats)
         # one without a beat is as old as its group; one that beat is as old as its beat, whoever looks
         since = max(fresh.begun if None in beats.values() else 0.0, resumed)
         standing = judge(beats, now, self.limits, since=since, pace=pace)
         found = tuple(_violation(late, beats, glimpse.stacks, members, now) for late in standing.violated)
         return Watched(self.limits, group, fresh.begun, pace, fresh.slow.seen(beats), found)
-
-
-def _own(member: Member, beats: Mapping[int, Beat]) -> Beat | None:
-    """A file may still be of the process before."""
-    beat = beats.get(member.rank)
-    return beat if beat is not None and beat.leader == member.pid else None
 
 
 def _violation(
