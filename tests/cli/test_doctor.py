@@ -21,6 +21,7 @@ from durable_core.engine.inspect import open_run
 from durable_core.engine.performer import Performer
 from durable_core.errors import TierUnavailable
 from durable_core.format import canonical, layout
+from durable_core.launch.machine import State
 from durable_core.tier.posix import PosixTier
 
 NOW = 1_900_000_000.0
@@ -58,7 +59,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(home, 4, spec)
     train(home, 8, spec)
     performer = Performer(PosixTier(home), SystemClock())
-    payload = {"state": "RUNNING", "reason": "2 steps were verified", "evidence": {}}
+    payload = {"state": State.RUNNING.value, "reason": "2 steps were verified", "evidence": {}}
     view, epoch = performer.run(claim.claim_controller(open_run(home).view, "controller", reconciles=True))
     performer.run(
         claim.enter(view, payload, launch_id="controller", epoch=epoch, generation=2, op_id="0" * 32)

@@ -90,6 +90,10 @@ def test_a_generation_that_was_replaced_without_a_record_is_counted_as_such() ->
     made.begin(9.0, restore=0)
     (line,) = lines(made).values()
     assert (line.failure, line.title, line.count, line.repair_s) == ("", "not recorded", 1, None)
+    assert line.lost_steps is None, "nobody said how far it had come"
+    made.commit(12.0, 7)
+    made.begin(20.0, restore=0)
+    assert lines(made)[""].lost_steps == 7 - 3, "that much is known"
 
 
 def test_a_generation_that_another_launch_took_over_is_told_as_that() -> None:

@@ -131,10 +131,32 @@ def test_export_writes_plain_safetensors(root: Path, tmp_path: Path, durable: Du
 def test_export_refuses_what_is_damaged_and_leaves_nothing(
     root: Path, tmp_path: Path, durable: Durable
 ) -> None:
-    damage(files_of(root, 4)["shard-dp0.safetensors"], "flip")
+    for shard in root.rglob("shard-dp0.safetensors"):
+        damage(shard, "flip")
     before = sorted(tmp_path.iterdir())
-    assert durable("export", root, tmp_path / "out", "--json").code == output.CORRUPT
+    assert durable("export", root, tmp_path / "out", "-c", 4, "--json").code == output.CORRUPT
+    none = durable("export", root, tmp_path / "out")
+    assert none.code == output.CORRUPT
+    assert "checkpoints can be read; the newest, c4: " in none.err and "durable verify ROOT" in none.err
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("form", ["all", "hf"])
+def test_export_passes_over_what_is_damaged_and_says_so(
+    root: Path, tmp_path: Path, durable: Durable, form: str
+) -> None:
+    damage(files_of(root, 4)["shard-dp0.safetensors"], "flip")
+    damage(files_of(root, 3)["manifest.json"], "delete")
+    done = durable("export", root, tmp_path / "out", "--format", form, "--json")
+    assert (done.code, done.document["c"]) == (0, 2)
+    assert [each["c"] for each in done.document["damaged"]] == [4, 3]
+    assert [line.split(": ")[1] for line in done.err.splitlines()] == [
+        "c4 at step 10 is passed over",
+        "c3 at step 9 is passed over",
+    ]
+    assert durable("export", root, tmp_path / "same", "--format", form, "-c", 2).code == 0
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "same"))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 def test_export_never_overwrites(root: Path, tmp_path: Path, durable: Durable) -> None:

@@ -98,7 +98,9 @@ def test_what_cannot_be_is_refused(arguments: tuple[str, ...]) -> None:
         (("nothing-there.py",), "durable: no such script: nothing-there.py"),
         (("--max-restart", "3", "x.py"), "did you mean --max-restarts?"),
         (("--rot=r", "x.py"), "did you mean --root?"),
-        (("--standby", "many", "x.py"), "invalid int value"),
+        (("--nproc", "2", "x.py"), "did you mean --nproc-per-node?"),
+        (("--standby", "two", "x.py"), "'two'  [--standby takes a whole number; durable launch --help]"),
+        (("--max-restarts", "x", "x.py"), "[--max-restarts takes a whole number;"),
         (("--root", "r"), "SCRIPT"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ import pytest
 from controller_world import FakeClock, World
 
 from durable_core.cli.app import run
+from durable_core.cli.doctor import Patient, examine
 from durable_core.clock import SystemClock
 from durable_core.commit import ending
 from durable_core.engine import heartbeat
 from durable_core.engine.beats import Phase
+from durable_core.engine.inspect import open_run
 from durable_core.format import canonical, layout
 from durable_core.launch.controller import report
 from durable_core.launch.machine import GroupPhase
@@ -72,6 +75,7 @@ def test_a_run_that_does_well(world, durable):
     assert [row["step"] for row in document["controller"]["ranks"]] == [2, 2]
     assert document["budget"]["charged"] == 0 and document["budget"]["restarts"] == 10
     text = durable("status", world.root).out
+    assert re.search(r"^reported \d+\.\d s ago; what follows is as it was then$", text, re.MULTILINE)
     assert "healthy" in text and "does not cover" in text and "No alert means" in text
 
 
@@ -126,6 +130,8 @@ def test_a_stale_member_breaks_membership(world, durable):
     controller.step()
     world.beat(1, Phase.STEP, 10, generation=1)
     assert violated(told(world, controller, durable)) == ("suspect", "damaged", "membership", 1)
+    proof = examine(Patient(open_run(world.root), None))[7]
+    assert proof.passed is True and "of 1 restarts 1 were proven" in proof.evidence
 
 
 def test_a_group_that_comes_up_is_not_damaged(world, durable):

@@ -158,7 +158,7 @@ def audit(root: str, c: int | None, sample: str | None, as_json: bool) -> int:
 
 @_command("export")
 @click.argument("out", metavar="OUT")
-@click.option("-c", "--checkpoint", "c", type=click.IntRange(min=0), help="Default: the newest usable one.")
+@click.option("-c", "--checkpoint", "c", type=click.IntRange(min=0), help="Default: the newest whole one.")
 @click.option(
     "--format",
     "form",

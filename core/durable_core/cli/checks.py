@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -141,12 +142,15 @@ def export(root: str, out: str, c: int | None, form: str, hf: Wanted) -> Answer:
 
     formats = ("safetensors", "lightning") if form == "all" else (form,)
     done = engine.export(open_run(root), out, c, formats=formats, required=form != "all", hf=hf)
+    for each in done.damaged:
+        print(f"durable: c{each.c} at step {each.step} is passed over: {each.reason}", file=sys.stderr)
     document = {
         "c": done.c,
         "step": done.step,
         "out": str(done.out),
         "files": [{"path": str(path), "bytes": nbytes} for path, nbytes in done.files],
         "notes": list(done.notes),
+        "damaged": [asdict(each) for each in done.damaged],
     }
     human: list[Table | str] = [
         f"c{done.c} at step {done.step}, verified, to {done.out}",

@@ -128,11 +128,15 @@ def _spares(patient: Patient) -> Finding:
 
 def _probation(patient: Patient) -> Finding:
     """Every restart was proven by steps before it was called running."""
+    from durable_core.launch.machine import State
+
     restarts = [life for life in patient.state.lives if life.generation > 1]
     proven = {
         entry.record.generation
         for entry in patient.reader.entries()
-        if entry.record.kind is Kind.RUN_STATE and entry.record.payload.get("state") == "RUNNING"
+        if not entry.void
+        and entry.record.kind is Kind.RUN_STATE
+        and entry.record.payload["state"] == State.RUNNING.value
     }
     if not restarts:
         return None, "the run was never restarted", ""

@@ -30,7 +30,7 @@ class Line:
     ``detect_s``: mean from the last sign of life to the record of it, where it was measured; ``repair_s``:
     mean from that record until a later generation was seen to train (RUNNING, or its first commit);
     ``automatic``: the part that the launch which suffered it mended itself; ``lost_steps``: trained, and
-    not restored.
+    not restored; ``None`` where no record says how far it had come.
     """
 
     failure: str
@@ -41,7 +41,7 @@ class Line:
     detect_s: float | None
     repair_s: float | None
     automatic: float | None
-    lost_steps: int
+    lost_steps: int | None
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _Case:
     detect_s: float | None
     repair_s: float | None
     automatic: bool | None
-    lost_steps: int
+    lost_steps: int | None
 
 
 def report(root: str) -> Answer:
@@ -138,25 +138,28 @@ def _cases(
             None if last is None else _seconds(last.payload.get("detect_s")),
             min(later) - known if later and last is not None else None,
             launches.get(g + 1) == launches.get(g) if over else None,
-            _lost(run, g, None if last is None else last.payload["step"]),
+            _lost(run, g, last),
         )
 
 
-def _lost(run: RunState, generation: int, step: int | None) -> int:
-    """Steps from the next generation's restore point to where this one was, as far as is known."""
+def _lost(run: RunState, generation: int, last: Failure | None) -> int | None:
+    """Steps from the next generation's restore point to where this one was, as far as is known: of one that
+    nobody recorded, only that it had come to its last checkpoint."""
     after = next((life for life in run.lives if life.generation == generation + 1), None)
     if after is None:
         return 0
     reached = [
         info.step for info in run.checkpoints.values() if info.generation == generation and info.was_committed
     ]
+    step = None if last is None else last.payload["step"]
     was = max((*reached, -1 if step is None else step), default=-1)
     back = 0 if after.restore_point is None else run.checkpoints[after.restore_point].step
-    return max(0, was - back)
+    return was - back if was > back else None if last is None else 0
 
 
 def _line(failure: str, cases: list[_Case], total: int, uptime: float) -> Line:
     automatic = [case.automatic for case in cases if case.automatic is not None]
+    lost = [case.lost_steps for case in cases if case.lost_steps is not None]
     title = _UNCLASSED.get(failure) or TABLE[F(failure)].title
     return Line(
         failure,
@@ -167,7 +170,7 @@ def _line(failure: str, cases: list[_Case], total: int, uptime: float) -> Line:
         _mean(case.detect_s for case in cases),
         _mean(case.repair_s for case in cases),
         mean(automatic) if automatic else None,
-        sum(case.lost_steps for case in cases),
+        sum(lost) if lost else None,
     )
 
 

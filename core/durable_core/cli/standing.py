@@ -132,9 +132,11 @@ def _watched(control: Mapping[str, Any]) -> list[Table | str]:
     parts: list[Table | str] = [f"{control['state']}{since}  {control['reason']}".rstrip()]
     if control["state"] in (state.value for state in TERMINAL):
         return parts
+    age = f"{control['report_age_s']:.1f} s"
     if control["stale"]:
-        age = f"{control['report_age_s']:.0f} s"
         parts.append(f"the controller has not reported for {age}: what follows is old")
+    elif control["ranks"]:
+        parts.append(f"reported {age} ago; what follows is as it was then")
     if control["trouble"]:
         parts.append(f"the controller is in trouble: {control['trouble']}")
     parts += _rows(control["violations"], _VIOLATIONS)

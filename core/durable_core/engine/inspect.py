@@ -73,11 +73,16 @@ class Reader:
         """Committed ones whose bytes must still be there, oldest first; abandoned ones too."""
         return tuple(info for info in self.committed() if info.state is not CheckpointState.RETIRED)
 
-    def newest_usable(self) -> CheckpointInfo:
-        """The newest on the head's lineage that is neither corrupt nor retired."""
+    def usable(self) -> Iterator[CheckpointInfo]:
+        """On the head's lineage, newest first: what the journal knows neither corrupt nor retired."""
         for c in reversed(self.state.lineage()):
             if self.state.checkpoints[c].usable:
-                return self.state.checkpoints[c]
+                yield self.state.checkpoints[c]
+
+    def newest_usable(self) -> CheckpointInfo:
+        """The first of them; ``CheckpointNotFoundError``."""
+        for info in self.usable():
+            return info
         raise CheckpointNotFoundError(
             f"{self.tier.location}: the run has no usable checkpoint",
             hint="durable ls shows what became of each",

@@ -16,10 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from durable_core.clock import Clock, SystemClock
+from durable_core.commit.state import CheckpointInfo
 from durable_core.engine.export import hugging
 from durable_core.engine.export.files import sync, write_safetensors
 from durable_core.engine.inspect import Reader
-from durable_core.errors import TierDenied, TierError, TierFull, UnsupportedError, UsageError
+from durable_core.errors import (
+    CorruptError,
+    NoUsableCheckpoint,
+    ObjectNotFoundError,
+    TierDenied,
+    TierError,
+    TierFull,
+    UnknownVersionError,
+    UnsupportedError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,14 +39,25 @@ MODEL, LIGHTNING = "model.safetensors", "checkpoint.ckpt"
 
 
 @dataclass(frozen=True)
+class Damaged:
+    """A newer checkpoint that was passed over, and why."""
+
+    c: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Exported:
-    """``files``: path and bytes of each. ``notes``: what was asked for and is not there, or its limits."""
+    """``files``: path and bytes of each. ``notes``: what was asked for and is not there, or its limits.
+    ``damaged``: newest first."""
 
     c: int
     step: int
     out: Path
     files: tuple[tuple[Path, int], ...]
     notes: tuple[str, ...]
+    damaged: tuple[Damaged, ...] = ()
 
 
 def export(
@@ -48,20 +70,22 @@ def export(
     hf: hugging.Wanted | None = None,
     clock: Clock | None = None,
 ) -> Exported:
-    """Write checkpoint ``c`` (by default the newest usable) into the new directory ``out``.
+    """Write checkpoint ``c``, or the newest usable one that is whole, into the new directory ``out``.
 
     ``formats``: ``safetensors``, ``hf`` (see ``hf``) and ``lightning``; the latter only for runs trained with
     Lightning: otherwise ``UnsupportedError``, or a note unless ``required``. Raises ``UsageError`` when
-    ``out`` is there already, ``CheckpointNotFoundError``, and what reading a damaged checkpoint raises.
+    ``out`` is there already, ``CheckpointNotFoundError``, what reading ``c`` raises when it is damaged, and
+    ``NoUsableCheckpoint`` when all are.
     """
-    from durable_core.engine import restore  # brings torch: only when something is exported
-
     target = Path(out).absolute()
     if target.exists():
         raise UsageError(f"{target} is there already", hint="name a directory that does not exist yet")
-    info = reader.checkpoint(c)
-    role = reader.manifest(info).roles[0]
-    state = restore.read(reader.tier, info.manifest, info.manifest_digest, role).state
+    damaged: tuple[Damaged, ...] = ()
+    if c is None:
+        info, state, damaged = _newest_whole(reader)
+    else:
+        info = reader.checkpoint(c)
+        state = _read(reader, info)
     checkpoint = _lightning_checkpoint(state)
     hf = hf or hugging.Wanted()
     notes: list[str] = []
@@ -94,7 +118,35 @@ def export(
         raise _tier_error(target, error) from error
     written = sorted(path for path in target.rglob("*") if path.is_file())
     files = tuple((path, path.stat().st_size) for path in written)
-    return Exported(info.c, info.step, target, files, tuple(notes))
+    return Exported(info.c, info.step, target, files, tuple(notes), damaged)
+
+
+# --- reading --------------------------------------------------------------------------------
+
+
+def _read(reader: Reader, info: CheckpointInfo) -> Any:
+    """The state as its first writer had it, verified."""
+    from durable_core.engine import restore  # brings torch: only when something is exported
+
+    role = reader.manifest(info).roles[0]
+    return restore.read(reader.tier, info.manifest, info.manifest_digest, role).state
+
+
+def _newest_whole(reader: Reader) -> tuple[CheckpointInfo, Any, tuple[Damaged, ...]]:
+    """The first that can be read, its state, and those before it that cannot."""
+    damaged: list[Damaged] = []
+    newest = reader.newest_usable()
+    for info in reader.usable():
+        try:
+            return info, _read(reader, info), tuple(damaged)
+        except UnknownVersionError:
+            raise  # whole, and written by a newer version
+        except (CorruptError, ObjectNotFoundError) as error:
+            damaged.append(Damaged(info.c, info.step, error.message))
+    raise NoUsableCheckpoint(
+        f"none of {len(damaged)} checkpoints can be read; the newest, c{newest.c}: {damaged[0].reason}",
+        hint="durable verify ROOT names what is damaged; durable scrub ROOT --repair mends what it can",
+    )
 
 
 # --- what of the state ----------------------------------------------------------------------

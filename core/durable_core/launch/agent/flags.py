@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,14 +97,26 @@ ADDED: tuple[Added, ...] = (
 )  # fmt: skip
 
 
+#: What a flag takes, in words, where it does not take any text.
+_TAKES: Mapping[Any, str] = {int: "a whole number", float: "a number"}
+
+
 class _Parser(argparse.ArgumentParser):
-    """Refuses in one line, with the flag that may have been meant."""
+    """Refuses in one line, with what the flag takes, or the flag that may have been meant."""
 
     def error(self, message: str) -> NoReturn:
-        wrong = [word.split("=")[0] for word in message.split() if word.startswith("--")]
-        near = [near for word in wrong for near in get_close_matches(word, self._option_string_actions, 1)]
-        meant = f"did you mean {near[0]}? " if near and near[0] not in wrong else ""
-        raise UsageError(message.replace("training_script", "SCRIPT"), hint=f"{meant}durable launch --help")
+        flags = [re.split("[=/:]", word)[0] for word in message.split() if word.startswith("--")]
+        way = next(filter(None, map(self._way_out, flags)), "")
+        raise UsageError(message.replace("training_script", "SCRIPT"), hint=f"{way}durable launch --help")
+
+    def _way_out(self, flag: str) -> str:
+        known = self._option_string_actions
+        if flag in known:
+            takes = _TAKES.get(known[flag].type)
+            return f"{flag} takes {takes}; " if takes else ""
+        begun = [each for each in known if each.startswith(flag)]
+        near = begun or get_close_matches(flag, known, 1)
+        return f"did you mean {near[0]}? " if near else ""
 
 
 def parser() -> argparse.ArgumentParser:
