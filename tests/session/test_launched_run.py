@@ -25,7 +25,7 @@ from durable_core.engine.performer import Performer
 from durable_core.engine.words import Opened, read_opened
 from durable_core.session import Run, Settings
 from durable_core.session.world import World
-from durable_core.spec import RunSpec, Target
+from durable_core.spec import ModelSpec, RunSpec, Target
 from durable_core.tier.posix import PosixTier
 from tests.lives import as_script, life
 
@@ -247,7 +247,7 @@ def test_a_cancelled_run_stays_ended(launcher: Launcher) -> None:
 def test_a_fork_is_claimed_by_the_worker_that_knows_of_it(launcher: Launcher) -> None:
     history(launcher.root, 1)
     launcher.claim()
-    spec = RunSpec(roles=("dp0",), target=Target(max_steps=9))
+    spec = RunSpec(roles=("dp0",), model=ModelSpec(cls="B"))
     run = Run.open(launcher.root, spec=spec, settings=Settings(resume="fork"))
     assert (run.generation, run.restored_from) == (3, (1, 1))
     run.close()

@@ -237,6 +237,26 @@ def test_a_larger_target_extends_a_finished_run(tmp_path: Path) -> None:
     )
 
 
+def test_a_run_without_an_end_is_given_one(tmp_path: Path) -> None:
+    def ends(step: int | None) -> RunSpec:
+        return RunSpec(target=Target(max_steps=step))
+
+    run = start(tmp_path, spec=ends(None))
+    train(run, 1, 3)
+    run.close()
+    with pytest.raises(errors.SpecMismatchError, match="the run is at step 3 already"):
+        Run.open(tmp_path, spec=ends(2))
+    again = start(tmp_path, spec=ends(5))
+    assert any("None -> 5" in line for line in again.warnings)
+    train(again, 4, 5)
+    again.succeed({"max_steps": 5})
+    again.close()
+    for step in (5, None, 6):  # there already; nothing was recorded of an end, so none is dropped; on
+        last = start(tmp_path, spec=ends(step))
+        assert (last.completed, last.restored_from[1]) == (step != 6, 5)
+        last.close()
+
+
 def test_another_model_is_refused_or_forked(tmp_path: Path) -> None:
     start(tmp_path, spec=RunSpec(model=ModelSpec(cls="A"))).close()
     with pytest.raises(errors.SpecMismatchError, match=r"model\.cls") as caught:

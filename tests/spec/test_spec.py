@@ -206,9 +206,23 @@ def test_cadence_code_workers_and_a_larger_target_do_not_make_another_run() -> N
     assert set(comparison.free) == {"checkpoint.every_n_steps", "data.num_workers", "provenance.code_digest"}
 
 
-@pytest.mark.parametrize(("was", "now", "same"), [(50, 40, False), (None, 50, False), (50, None, True)])
-def test_a_target_may_only_grow(was: int | None, now: int | None, same: bool) -> None:
-    assert compare(make(max_steps=was), make(max_steps=now)).same_run is same
+@pytest.mark.parametrize(
+    ("was", "now", "group"),
+    [(50, 40, "refused"), (50, None, "extended"), (None, 31, "extended"), (None, 30, "free"),
+     (20, 30, "free"), (None, 29, "refused"), (20, 29, "refused"), (20, 31, "extended")],
+)  # fmt: skip
+def test_a_target_may_only_grow_and_not_lie_behind_the_run(
+    was: int | None, now: int | None, group: str
+) -> None:
+    found = compare(make(max_steps=was), make(max_steps=now), at=30)
+    assert getattr(found, group) == ("target.max_steps",)
+
+
+def test_why_an_end_is_refused_is_true() -> None:
+    with pytest.raises(SpecMismatchError, match=r"None -> 29 \(the run is at step 30 already\)") as caught:
+        check_resume(make(max_steps=None), make(max_steps=29), at=30)
+    assert "fork" not in caught.value.hint and "30 or more" in caught.value.hint
+    assert compare(make(max_epochs=None), make(max_epochs=3)).refused == ("target.max_epochs",)
 
 
 def test_world_size_may_change_only_below_the_bitwise_promise() -> None:

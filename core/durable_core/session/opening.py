@@ -279,7 +279,7 @@ class Coordinator:
         if self.settings.resume == "fork" and not self._forked_already(state, external):
             self._fork(state, external)
             return (f"forked from run {state.run_id} under a new spec",)
-        comparison = check_resume(spec_of(state), self.spec)
+        comparison = check_resume(spec_of(state), self.spec, at=state.head_step or 0)
         if comparison.extended and ended is not None:
             target = self.spec.to_json()["target"]
             self.view = self.performer.run(ending.extend(self.view, launch_id=self.launch, target=target))
@@ -296,7 +296,7 @@ class Coordinator:
 
     def _forked_already(self, state: RunState, external: str | None) -> bool:
         """A restart of a fork continues it: the same script must not fork again at every start."""
-        same = compare(spec_of(state), self.spec).same_run
+        same = compare(spec_of(state), self.spec, at=state.head_step or 0).same_run
         return same and (external is None or any(fork.external == external for fork in state.forks))
 
     def _fork(self, state: RunState, external: str | None) -> None:
@@ -310,7 +310,7 @@ class Coordinator:
         if origin is not None:  # refused now rather than when the fork is in the journal
             was, now = software.described({}, saved_by(state, origin)), software.described({}, self.roles)
             software.promised(self.spec.promise, asked=self.settings.asked, was=was, now=now)
-        reasons = compare(run_spec, spec).reasons
+        reasons = compare(run_spec, spec, at=state.head_step or 0).reasons
         self.view = self.performer.run(
             ending.fork(
                 self.view, launch_id=self.launch, spec=spec.to_json(), spec_digest=spec.digest(),

@@ -20,12 +20,13 @@ class Rule(str, enum.Enum):
     IDENTITY = "is the run: a difference needs a fork"
     NUMERIC = "changes the numbers, not the order: a difference needs a fork while the promise is bitwise"
     PROMISE = "may be asked for weaker, never stronger"
-    EXTENDS = "may grow: journaled as an extension; a smaller one needs a fork"
+    EXTENDS = "an end may move on or be dropped, and may be set where there was none"
     JOURNAL = "the journal's value wins; another one in the script is only warned about"
     FREE = "may change at any restart"
 
 
 _LATER = later_fields()
+_STEPS = "target.max_steps"
 
 #: the longest matching prefix decides; a field without a rule is identity
 FIELD_RULES: Mapping[str, Rule] = {
@@ -89,18 +90,24 @@ class Comparison:
         return not self.refused
 
 
-def compare(run: RunSpec, script: RunSpec) -> Comparison:
-    """What it means that a script now derives ``script`` for a run that was created as ``run``. Pure."""
+def compare(run: RunSpec, script: RunSpec, *, at: int = 0) -> Comparison:
+    """What it means that a script now derives ``script`` for a run that was created as ``run`` and is at
+    step ``at``. Pure."""
     groups: dict[str, list[str]] = {"refused": [], "extended": [], "warned": [], "free": []}
     reasons: dict[str, str] = {}
     was, now = flatten(run.to_json()), flatten(script.to_json())
     weaker = min(run.promise, script.promise, key=lambda promise: promise.strength)
     for name in run.diff(script):
         rule = rule_of(name)
-        unsaid = _section(name) and not (_says(was, name) and _says(now, name))
-        group = "free" if unsaid else _group(rule, name, was.get(name), now.get(name), weaker)
+        old, new, why = was.get(name), now.get(name), rule.value
+        if _section(name) and not (_says(was, name) and _says(now, name)):
+            group = "free"
+        elif rule is Rule.EXTENDS:
+            group, why = _end(name, old, new, at)
+        else:
+            group = _group(rule, old, new, weaker)
         groups[group].append(name)
-        reasons[name] = f"{name}: {was.get(name)!r} -> {now.get(name)!r} ({rule.value})"
+        reasons[name] = f"{name}: {old!r} -> {new!r} ({why})"
     return Comparison(
         refused=tuple(groups["refused"]),
         extended=tuple(groups["extended"]),
@@ -127,7 +134,23 @@ def _says(flat: Mapping[str, Any], name: str) -> bool:
     return any(each == section or each.startswith(section + ".") for each in flat)
 
 
-def _group(rule: Rule, name: str, was: Any, now: Any, promise: Promise) -> str:
+def _end(name: str, was: int | None, now: int | None, at: int) -> tuple[str, str]:
+    """The group of another end, and why. Only steps can be compared with where the run is."""
+    if now is None:
+        return "extended", "it has no end any more"
+    steps = name == _STEPS
+    if steps and now < at:
+        return "refused", f"the run is at step {at} already"
+    if was is not None and now < was:
+        return "refused", "may grow; a smaller one needs a fork"
+    if steps:
+        return ("free" if now == at else "extended"), f"the run goes on to there from step {at}"
+    if was is None:
+        return "refused", "an end in epochs where there was none needs a fork"
+    return "extended", "it may grow"
+
+
+def _group(rule: Rule, was: Any, now: Any, promise: Promise) -> str:
     if rule is Rule.FREE:
         return "free"
     if rule is Rule.JOURNAL:
@@ -136,26 +159,26 @@ def _group(rule: Rule, name: str, was: Any, now: Any, promise: Promise) -> str:
         return "refused" if promise is Promise.BITWISE else "free"
     if rule is Rule.PROMISE:
         return "free" if Promise(was).implies(Promise(now)) else "refused"
-    if rule is Rule.EXTENDS:
-        grows = now is None or (was is not None and now > was)
-        return "extended" if grows else "refused"
     return "refused"
 
 
-def check_resume(run: RunSpec, script: RunSpec) -> Comparison:
+def check_resume(run: RunSpec, script: RunSpec, *, at: int = 0) -> Comparison:
     """``compare``, or ``SpecMismatchError`` listing every field that makes it another run."""
-    comparison = compare(run, script)
+    comparison = compare(run, script, at=at)
     if not comparison.same_run:
         listed = "; ".join(comparison.reasons[name] for name in comparison.refused)
-        numeric = all(rule_of(name) is Rule.NUMERIC for name in comparison.refused)
-        hint = (
-            'put it back, or go on with promise="exact-order": the same samples, sums may round otherwise'
-            if numeric
-            else 'put it back, use another root, or fork on purpose with resume="fork"'
-        )
         raise SpecMismatchError(
             f"the script no longer describes this run: {listed}",
             fields=comparison.refused,
-            hint=hint,
+            hint=_way_out(comparison.refused, script, at),
         )
     return comparison
+
+
+def _way_out(refused: tuple[str, ...], script: RunSpec, at: int) -> str:
+    end = script.target.max_steps
+    if refused == (_STEPS,) and end is not None and end < at:  # a fork would begin behind its end
+        return f"say {at} or more, leave it as it was, or use another root"
+    if all(rule_of(name) is Rule.NUMERIC for name in refused):
+        return 'put it back, or go on with promise="exact-order": the same samples, sums may round otherwise'
+    return 'put it back, use another root, or fork on purpose with resume="fork"'
