@@ -89,7 +89,8 @@ def restore(
         raise SpecMismatchError(
             f"the checkpoint does not fit: {'; '.join(found[:_SHOWN])}{more}",
             fields=tuple(found),
-            hint="nothing was changed; build the objects as the run did, or fork the run",
+            hint="nothing was changed; build the objects as the run did, for a fork restores the same ones; "
+            "what is new needs another root and can begin with the run's weights (durable export)",
         )
     states = {name: _current(name, obj, tree) for name, obj in live.items()}
     order = sorted(live, key=lambda name: (ORDER.index(contract.classify(name, live[name])), name))
