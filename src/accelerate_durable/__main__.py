@@ -45,6 +45,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         wrong = message.split()[-1].split("=")[0]
+        option = wrong.lstrip("-").replace("-", "_")
+        if option in option_names():
+            raise UsageError(message, hint=f"{PREFIX}{option.upper()}, or {option} in the file of --durable")
         near = difflib.get_close_matches(wrong, self._option_string_actions, 1)
         meant = f"did you mean {near[0]}? " if near and near[0] != wrong else ""
         raise UsageError(message, hint=f"{meant}{self.prog} --help")

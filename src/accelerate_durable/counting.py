@@ -32,12 +32,21 @@ def other_window(before: int, taken: int) -> str:
     )
 
 
-def begins_anew(step: int) -> str:
-    """What is told of a restart after ``step`` of a script that knows nothing of it."""
-    return (
-        f"the run goes on after step {step}, and the script's own variables begin anew: if it counts its "
-        f"steps to know when to end, it does so from 0, and trains too many. {_SAY}"
-    )
+def begins_anew(step: int, *, registered: bool, over: bool) -> str:
+    """What is told of a restart after ``step`` of a script that knows nothing of it. ``registered``: it has
+    objects of its own in the run; ``over``: it comes by epochs that are. Empty: nothing."""
+    told = [f"the run goes on after step {step}"]
+    if not registered:
+        told.append(
+            "the script's own variables begin anew: a best metric, or a count of steps that says when to "
+            f"end, which trains too many. {_SAY}"
+        )
+    if over:
+        told.append(
+            "bodies of epochs that are over run once more, about the restored model: a file that is written "
+            "there because it is better than the best one takes its place"
+        )
+    return "; ".join(told) if step and told[1:] else ""
 
 
 def left_within(step: int, restored: int) -> str:
@@ -47,12 +56,23 @@ def left_within(step: int, restored: int) -> str:
         return ""
     return (
         f"the training was left in the middle of an epoch, after {step - restored} steps of this process and "
-        f"{step} of the run: if the script counts its steps to know when to end, its count began at 0 with "
-        f"the restart, and {restored} of them are too many. {_SAY}"
+        f"{step} of the run: if the script counts its steps to know when to end, and its count began anew "
+        f"with the restart, up to {restored} of them are too many. {_SAY}"
     )
 
 
-_SAY = f"Say max_steps=N (ACCELERATE_DURABLE_MAX_STEPS), or {_REGISTER}"
+_SAY = f"Say max_steps=N (ACCELERATE_DURABLE_MAX_STEPS), or {_REGISTER}; a `while` loop needs the latter"
+
+
+def behind(directory: str, named: int, restored: int) -> str:
+    """What is told where ``load_state`` at the start gives a directory of step ``named`` and the run goes on
+    after step ``restored``. Empty: nothing."""
+    if named >= restored:
+        return ""
+    return (
+        f"{directory} is of step {named}, and the run goes on after step {restored}, its newest: a count of "
+        f"steps that the script takes from the directory is {restored - named} short. {_SAY}"
+    )
 
 
 class Counting:
@@ -62,9 +82,9 @@ class Counting:
         self._loop, self._tells = loop, tells
         self._pass = self._step = False
 
-    def begun(self, step: int) -> None:
+    def begun(self, step: int, *, registered: bool, over: bool) -> None:
         """The process goes on after ``step``, with a script that knows nothing of it."""
-        self._tell(begins_anew(step) if step else "")
+        self._tell(begins_anew(step, registered=registered, over=over))
 
     def resumed(self, batch: int) -> None:
         """Training goes on before ``batch`` of an epoch."""

@@ -199,7 +199,7 @@ class Durable(Opened):
         if self._residue is not None:
             self._residue.boundary()
         if self.loader is not None:
-            self._counting.stepped(self.loader.outstanding)
+            self._counting.stepped(0 if self._at_end else self.loader.outstanding)
         loss, self._loss = self._loss, None
         with self._told():
             return session.step(**_read(loss), lr=self._lr())
@@ -266,7 +266,7 @@ class Durable(Opened):
             session.reapply()
         self._counting.next_pass(whole=self._due or not self._outstanding)
         self._counting.resumed(0)  # the last step of all may be a short one
-        if self._counts_itself and self._within_pass:
+        if self.counts_itself and self._within_pass:
             self._counting.left(session.steps + self._due, (session.restored or (0, 0))[1])
         self.boundary()
         if self._states is not None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list
 
-from accelerate_durable import folders, hooks, making
+from accelerate_durable import counting, folders, hooks, making
 from accelerate_durable.accelerator import DurableMixin
 from accelerate_durable.folders import Folder, NoSuchFolder, Pointer, Start
 from durable_core.data import DurableLoader
@@ -86,6 +86,7 @@ def _start(
     start = folders.at_start(folder, root=root, run=run, origin=durable.loop.origin)
     if start is Start.GO_ON:
         _go_on(durable, folder)
+        _tell_behind(durable, folder)
     elif start is Start.ACCELERATE:
         assert folder is not None
         _begin_with(durable, folder, lambda _: _by_accelerate(durable, folder, load_kwargs, more))
@@ -132,6 +133,13 @@ def _go_on(durable: Durable, folder: Folder | None) -> None:
         durable.open()
     else:
         durable.session.reapply()
+
+
+def _tell_behind(durable: Durable, folder: Folder | None) -> None:
+    restored = None if durable.session is None else durable.session.restored
+    if folder is not None and folder.pointer is not None and restored is not None and durable.counts_itself:
+        told = counting.behind(str(folder.path), folder.pointer.step, restored[1])
+        _say(durable, *filter(None, [told]))
 
 
 def _next_pass_is(durable: Durable, named_one: Folder | None) -> None:

@@ -134,8 +134,10 @@ class Opened:
             self._hooks += self._residue.watch()
         again.has(root, self)
         self._home = root
-        if self.unaware and not self.asked and self._counts_itself and not self.session.run.completed:
-            self._counting.begun(self.session.steps)
+        if self.unaware and not self.asked:
+            registered = bool(hooks.registered(self.accelerator))
+            over = self.loader is not None and self.loader.cursor.epoch > 0
+            self._counting.begun(self.session.steps, registered=registered, over=over)
         atexit.register(self._at_exit, os.getpid())
         return self.session
 
@@ -170,7 +172,7 @@ class Opened:
         return session.run.completed or (steps is not None and session.steps >= steps)
 
     @property
-    def _counts_itself(self) -> bool:
+    def counts_itself(self) -> bool:
         """Nothing tells the script, or its run, where to end after a restart but the passes it counts."""
         return self.options.max_steps is None and not hooks.registered(self.accelerator)
 
@@ -182,6 +184,11 @@ class Opened:
     @property
     def _outstanding(self) -> int:
         return 0 if self.loader is None else self.loader.outstanding
+
+    @property
+    def _at_end(self) -> bool:
+        """All of the pass that trains has been handed out: its last step may be a short one."""
+        return self._trains is not None and self._trains.end_of_dataloader
 
     # --- what is seen of the script ---------------------------------------------------------------
 

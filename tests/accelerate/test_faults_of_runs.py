@@ -19,7 +19,7 @@ from zero_code_runs import Interpreter, script
 
 from accelerate_durable import Accelerator, DurableOptions
 from accelerate_durable.__main__ import main
-from accelerate_durable.counting import left_within
+from accelerate_durable.counting import begins_anew, behind, left_within
 from accelerate_durable.durable import _read
 from accelerate_durable.leaving import cut_short
 from accelerate_durable.passes import EpochIsOver
@@ -320,7 +320,8 @@ def test_a_script_that_counts_its_steps_is_told_at_a_restart_and_at_its_end(tmp_
     code, found, told = lives(tmp_path / "run", COUNTS)
     assert code == 0, told
     assert len(found) == 12 + 1
-    assert "goes on after step 6, and the script's own variables begin anew" in told
+    assert "goes on after step 6; the script's own variables begin anew" in told
+    assert "bodies of epochs that are over" in told
     assert "after 12 steps of this process and 18 of the run" in told
     assert "ACCELERATE_DURABLE_MAX_STEPS" in told
 
@@ -332,6 +333,22 @@ def test_an_end_within_an_epoch_is_told_where_a_restart_has_trained(
     step: int, restored: int, tells: bool
 ) -> None:
     assert bool(left_within(step, restored)) is tells
+
+
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("registered", [False, True])
+def test_what_a_restart_cannot_know_is_told(registered: bool, over: bool) -> None:
+    told = begins_anew(7, registered=registered, over=over)
+    assert ("variables begin anew" in told) is not registered
+    assert ("bodies of epochs" in told) is over
+    assert bool(told) is (over or not registered)
+    assert begins_anew(0, registered=registered, over=over) == ""
+
+
+def test_a_directory_older_than_where_the_run_goes_on_is_told() -> None:
+    assert "of step 27, and the run goes on after step 39" in behind("out/step_24", 27, 39)
+    assert "12 short" in behind("out/step_24", 27, 39)
+    assert behind("out/step_24", 39, 39) == ""
 
 
 def test_next_says_why_there_is_no_batch(tmp_path: Path) -> None:
