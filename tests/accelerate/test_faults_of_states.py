@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -208,7 +209,7 @@ def test_a_process_that_should_be_dead_leaves_the_directory_to_its_heir(tmp_path
         real = making.complete
 
         def stopped(*args: Any) -> None:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             real(*args)
 
         making.complete = stopped if epoch == 1 else real

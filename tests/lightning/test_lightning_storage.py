@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def test_a_stopped_owner_that_wakes_up_is_fenced_and_exits_with_76(
     references: References, tmp_path: Path
 ) -> None:
     def stop() -> None:
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     case = Case(every=2)
     old = start(tmp_path, lambda: fit(case, tmp_path, at_line("batch", 12, stop), "old"))

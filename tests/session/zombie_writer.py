@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from session_helpers import start, state_at
@@ -21,7 +21,8 @@ def main(root: Path, point: str) -> int:
     def stop(reached: CrashPoint) -> None:
         if reached is CrashPoint[point]:
             probe.install(None)
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # not os.kill: another thread may take that, and this one run on
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     probe.install(stop)
     try:
