@@ -132,8 +132,18 @@ class Training:
         Ahead of the first pass of a restored run, what its start has changed is put back, random streams
         last."""
         self._put_back()
+        if self._trainer.state.global_step != self._seen:
+            self._leave_pass()
         self._boundary()
         return not (self._run.run.completed or (self._resumed and self._trainer.control.should_training_stop))
+
+    def _leave_pass(self) -> None:
+        """If the Trainer has left the pass before its end (``should_epoch_stop``), so does the loader before
+        this step is saved: a restart goes on in the next epoch."""
+        data, session = self._data, self._run
+        if data.more():
+            data.acknowledge(data.outstanding, step=session.steps + 1, no_update=not session.updated)
+            data.end_epoch()
 
     def _put_back(self) -> None:
         if self._resumed:
