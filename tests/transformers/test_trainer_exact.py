@@ -72,8 +72,8 @@ def test_a_callback_that_stops_has_its_count(references: References, tmp_path: P
 
 @pytest.mark.parametrize("every", [2, 5])
 def test_epochs_left_early(references: References, tmp_path: Path, every: int) -> None:
-    """The Trainer computes its epoch from the count of steps, which is wrong then. With 5 a restart goes on from
-    the checkpoint of the step with which an epoch was left."""
+    """The Trainer computes its epoch from the count of steps, which is wrong then. With 5 a restart goes on
+    from the checkpoint of the step with which an epoch was left."""
     case = Case(every=every, epochs=4, callbacks=lambda: [ShortEpochs(5), Counting()])
     check_same(references, case, tmp_path, [("batch", 13)])
 
