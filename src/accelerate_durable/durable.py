@@ -89,7 +89,7 @@ class Durable(Opened):
         )  # fmt: skip
         assert self._trains is not None
         choosing.check_even(self._even, hooks.even_batches(self._trains, self.accelerator.even_batches))
-        whole = self._trains.end_of_dataloader and (self._due or not loader.outstanding)
+        whole = self._at_end and (self._due or not loader.outstanding)
         self._counting.next_pass(whole=whole or looked)
         if verdict is not Pass.TRAINS:
             self._ran = True

@@ -220,8 +220,7 @@ class Opened:
     @property
     def _within_pass(self) -> bool:
         """A pass that trains was left before all of it was handed out, though there is more to train."""
-        loader = self._trains
-        return self.loop.training and loader is not None and not (loader.end_of_dataloader or self.ended)
+        return self.loop.training and self._trains is not None and not (self._at_end or self.ended)
 
     def close(self, how: leaving.How, timeout: float = leaving.LONG_S) -> None:
         """Flush and close, whatever the script still does. Saves nothing; harmless when repeated."""

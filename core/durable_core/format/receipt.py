@@ -79,12 +79,7 @@ class Receipt:
         _check_identity(self.role, self.offered)
         return canonical.dumps(
             {
-                **_base_json(self.base),
-                "what": "receipt",
-                "role": self.role,
-                "generation": self.generation,
-                "c": self.c,
-                "step": self.step,
+                **_head_json("receipt", self),
                 "offered": [slice_json(info) for info in self.offered],
                 "placed": [placed_json(placed) for placed in self.placed],
                 "objects": [object_json(info) for info in self.objects],
@@ -100,12 +95,7 @@ def encode_offer(offer: Offer) -> bytes:
     _check_identity(offer.role, offer.slices)
     return canonical.dumps(
         {
-            **_base_json(offer.base),
-            "what": "offer",
-            "role": offer.role,
-            "generation": offer.generation,
-            "c": offer.c,
-            "step": offer.step,
+            **_head_json("offer", offer),
             "slices": [slice_json(info) for info in offer.slices],
             "documents": dict(offer.documents),
         }
@@ -184,8 +174,11 @@ def _check_written(receipt: Receipt, key: str) -> None:
     check_objects(objects, written, key=key, whole=set(objects))
 
 
-def _base_json(base: str | None) -> dict[str, Json]:
-    return {"v": OLDEST} if base is None else {"v": VERSION, "base": base}
+def _head_json(what: str, said: Offer | Receipt) -> dict[str, Json]:
+    """Who says it, and of which attempt; what has no base is in the format that older readers know."""
+    version: dict[str, Json] = {"v": OLDEST} if said.base is None else {"v": VERSION, "base": said.base}
+    attempt: dict[str, Json] = {"generation": said.generation, "c": said.c, "step": said.step}
+    return {**version, "what": what, "role": said.role, **attempt}
 
 
 def _read_base(fields: Fields) -> str | None:
