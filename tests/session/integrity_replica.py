@@ -1,18 +1,12 @@
-"""One replica of a small DDP run in which a bit may flip: a forked process, its end and its weights in
-files."""
+"""One replica of a small DDP run in which a bit may flip; its weights in a file."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import traceback
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # the first optimizer of a process imports it, which takes seconds: here it is done once
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -43,8 +37,15 @@ def flip(tensor: Tensor, bit: int = 20) -> None:
 
 
 def main(told: dict[str, Any]) -> None:
+    try:
+        train(told)
+    except NumericFault as fault:
+        print(fault)
+        raise SystemExit(fault.exit_code) from None
+
+
+def train(told: dict[str, Any]) -> None:
     rank, world = told["rank"], told["world"]
-    torch.set_num_threads(1)
     torch.manual_seed(11)
     if world > 1:
         store = f"file://{told['store']}"
@@ -84,27 +85,3 @@ def gradients(model: Any, optimizer: Any, x: Tensor, step: int, told: dict[str, 
     if told["flip"] == ["computing", told["rank"], step] and _computed[step] == 1:
         flip(next(model.parameters()).grad)
     return loss.item()
-
-
-def start(told: dict[str, Any]) -> int:
-    """Fork a process that runs ``main``, its output in the file ``told["output"]``; its pid."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            signal.alarm(120)  # a hang ends as a failure
-            output = os.open(told["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            warnings.showwarning = lambda message, *_: os.write(2, f"{message}\n".encode()) and None
-            warnings.simplefilter("always")
-            main(told)
-            code = 0
-        except NumericFault as fault:
-            os.write(2, f"{fault}\n".encode())
-            code = fault.exit_code
-        except Exception:  # noqa: BLE001 - a test that fails shows it
-            os.write(2, traceback.format_exc().encode())
-        finally:
-            os._exit(code)
-    return pid

@@ -4,15 +4,16 @@ nothing else; and the run that went back is the one that was never hit."""
 from __future__ import annotations
 
 import json
-import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import integrity_replica
 import pytest
+from integrity_replica import main
 
 from durable_core.cli.checks import verify
 from durable_core.engine.inspect import open_run
+from tests import lives
 
 STEPS, PERIOD, HIT = 12, 3, 8
 REPLICAS = {"replicas_every": PERIOD}
@@ -20,19 +21,20 @@ REPLICAS = {"replicas_every": PERIOD}
 
 def life(home: Path, *, world: int = 2, flip: Any = None, root: str = "run", **integrity: Any) -> list[int]:
     """Exit codes by rank."""
-    number = len(list(home.glob("*.output")))
-    output = home / f"{number}.output"
-    output.touch()
-    place = {
-        "root": str(home / root), "store": str(home / f"{number}.store"), "output": str(output), "flip": flip,
+    place = home / f"life{len(list(home.glob('life*')))}"
+    place.mkdir()
+    told = {
+        "root": str(home / root), "store": str(place / "store"), "flip": flip,
         "world": world, "steps": STEPS, "integrity": integrity,
     }  # fmt: skip
     pids = [
-        integrity_replica.start({**place, "rank": rank, "weights": str(home / f"{root}.{rank}.json")})
+        lives.start(
+            place, partial(main, {**told, "rank": rank, "weights": str(home / f"{root}.{rank}.json")})
+        )
         for rank in range(world)
     ]
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    assert set(codes) <= {0, 77}, output.read_text()
+    codes = lives.all_ended(pids)
+    assert set(codes) <= {0, 77}, (place / "output").read_text()
     return codes
 
 

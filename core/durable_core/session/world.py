@@ -78,6 +78,8 @@ class World:
 
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             return cls.solo()
+        from durable_core.session import exchange
+
         size, rank = dist.get_world_size(), dist.get_rank()
         group = (
             None
@@ -86,14 +88,10 @@ class World:
         )
 
         def broadcast(value: Any) -> Any:
-            box = [json.dumps(value) if rank == 0 else None]
-            dist.broadcast_object_list(box, src=0, group=group)
-            return json.loads(box[0] or "null")
+            return json.loads(exchange.broadcast(json.dumps(value).encode() if rank == 0 else b"", group))
 
         def all_gather(value: Any) -> list[Any]:
-            box: list[Any] = [None] * size
-            dist.all_gather_object(box, json.dumps(value), group=group)
-            return [json.loads(item) for item in box]
+            return [json.loads(each) for each in exchange.gather(json.dumps(value).encode(), group)]
 
         roles = tuple(role_name(i) for i in range(size))
         return cls(roles[rank], roles, broadcast, all_gather)
