@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from durable_core.clock import SystemClock
 from durable_core.engine.uncaught import FencedExit
 from durable_core.errors import DurableError, FencedError, TierError
-from durable_core.session.exchange import kept
+from durable_core.session.exchange import keep
 from durable_core.session.poll import Poll, Wish
 from durable_core.session.run import Run
 from durable_core.session.world import collective_timeout
@@ -130,7 +130,8 @@ class Leaving:
 
     def _reduce_max(self, values: tuple[int, int]) -> tuple[int, int]:
         with torch.inference_mode(False):
-            tensor = kept(torch.tensor(values, dtype=torch.int64, device="cpu"))
+            tensor = torch.tensor(values, dtype=torch.int64, device="cpu")
+            keep(tensor)
         torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX, group=self._group)
         wish, steps = tensor.tolist()
         return int(wish), int(steps)

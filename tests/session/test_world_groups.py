@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import sys
+import warnings
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,10 @@ from tests import lives
 
 def member(rank: int, store: str, backend: str, found: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    default, gather = dist.get_backend, dist.all_gather_into_tensor
+    default, gather = dist.get_backend, dist.all_gather
     dist.get_backend = lambda *group: backend if not group else default(*group)
     groups = []
-    dist.all_gather_into_tensor = lambda *args, group=None: (groups.append(group), gather(*args, group=group))
+    dist.all_gather = lambda *args, group=None: (groups.append(group), gather(*args, group=group))
     world = World.torch_distributed()
     told = (world.all_gather(rank), world.broadcast({"of": rank}), world.greatest((rank, -rank)))
     own = groups[0] is not None and default(groups[0]) == "gloo"
@@ -59,6 +60,7 @@ GROUPS, LONG = 40, "x" * 5000
 def ends_with_its_model(rank: int, store: Path, context: Any) -> None:
     """Over and over: the members exchange something, and the model, the group's last owner, is freed."""
     signal.alarm(60)
+    warnings.simplefilter("error")  # what torch gives up is not used
     sys.setswitchinterval(1000)  # a thread of gloo gets the interpreter's lock where this one lets it go
     for number in range(GROUPS):
         dist.init_process_group("gloo", init_method=f"file://{store}{number}", rank=rank, world_size=2)

@@ -10,7 +10,6 @@ what something else in C++ still owns, gloo's thread does not free.
 from __future__ import annotations
 
 from collections import deque
-from itertools import count
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,41 +19,43 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-#: Far more than are exchanged before a thread of gloo that has been woken runs.
-_LAST = 32
-_kept: deque[tuple[Tensor, Tensor]] = deque(maxlen=_LAST)
+#: Of so many collectives: far more than there are before a thread of gloo that has been woken runs.
+_LAST = 16
+_kept: deque[list[tuple[Tensor, Tensor]]] = deque(maxlen=_LAST)
 
 
-def kept(tensor: Tensor) -> Tensor:
-    """``tensor``, kept for a while. Not under ``torch.inference_mode``: there a view owns nothing."""
-    _kept.append((tensor, tensor[:]))
-    return tensor
+def keep(*tensors: Tensor) -> None:
+    """Keep the tensors of one collective for a while. They must be no views, and not be made under
+    ``torch.inference_mode``, where a view of them would own nothing."""
+    _kept.append([(each, each[:]) for each in tensors])
 
 
 @torch.inference_mode(False)
 def broadcast(value: bytes, group: ProcessGroup | None) -> bytes:
     """What rank 0 gives; the ``value`` of the others is not looked at."""
-    length = kept(torch.tensor([len(value)], device="cpu"))
-    dist.broadcast(length, src=0, group=group)
-    payload = kept(_filled(value, int(length)))
-    dist.broadcast(payload, src=0, group=group)
-    return payload.numpy().tobytes()
+    length = _broadcast(torch.tensor([len(value)], device="cpu"), group)
+    return _broadcast(_filled(value, int(length)), group).numpy().tobytes()
 
 
 @torch.inference_mode(False)
 def gather(value: bytes, group: ProcessGroup | None) -> list[bytes]:
     """What each member gives, in the order of their ranks."""
-    lengths = _gathered(torch.tensor([len(value)], device="cpu"), group).tolist()
-    longest = max(lengths)
-    payloads = _gathered(_filled(value, longest), group).numpy().tobytes()
-    return [payloads[at : at + n] for at, n in zip(count(0, longest), lengths, strict=False)]
+    lengths = [int(each) for each in _gather(torch.tensor([len(value)], device="cpu"), group)]
+    payloads = _gather(_filled(value, max(lengths)), group)
+    return [payload.numpy().tobytes()[:n] for payload, n in zip(payloads, lengths, strict=True)]
 
 
-def _gathered(mine: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Of all members, one after another."""
-    out = kept(torch.empty(dist.get_world_size(group) * len(mine), dtype=mine.dtype, device="cpu"))
-    dist.all_gather_into_tensor(out, kept(mine), group=group)
-    return out
+def _broadcast(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+    keep(tensor)
+    dist.broadcast(tensor, src=0, group=group)
+    return tensor
+
+
+def _gather(mine: Tensor, group: ProcessGroup | None) -> list[Tensor]:
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    keep(mine, *found)
+    dist.all_gather(found, mine, group=group)
+    return found
 
 
 def _filled(value: bytes, length: int) -> Tensor:
