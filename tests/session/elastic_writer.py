@@ -1,12 +1,8 @@
-"""One replica of a small run whose number of replicas changes from life to life: a forked process."""
+"""One replica of a small run whose number of replicas changes from life to life."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import traceback
-import warnings
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,7 +31,6 @@ class Samples:
 
 def main(told: dict[str, Any]) -> None:
     rank, world, accumulate = told["rank"], told["world"], told["accumulate"]
-    torch.set_num_threads(1)
     torch.manual_seed(11)
     if world > 1:
         store = f"file://{told['store']}"
@@ -81,24 +76,3 @@ def average(model: torch.nn.Module, loss: torch.Tensor, world: int) -> float:
             dist.all_reduce(value)
             value /= world
     return loss.item()
-
-
-def start(told: dict[str, Any]) -> int:
-    """Fork a process that runs ``main``, its output in the file ``told["output"]``; its pid."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            signal.alarm(120)  # a hang ends as a failure
-            output = os.open(told["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            warnings.showwarning = lambda message, *_: os.write(2, f"{message}\n".encode()) and None
-            warnings.simplefilter("always")
-            main(told)
-            code = 0
-        except Exception:  # noqa: BLE001 - a test that fails shows it
-            os.write(2, traceback.format_exc().encode())
-        finally:
-            os._exit(code)
-    return pid

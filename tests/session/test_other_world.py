@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import elastic_writer
 import pytest
+from elastic_writer import main
 from test_two_writers import Meeting
 
 from durable_core.engine.audit import audit
@@ -17,6 +17,7 @@ from durable_core.errors import SpecMismatchError, UnsupportedError
 from durable_core.session import Run, Settings, World
 from durable_core.spec import RunSpec
 from durable_core.types import CheckpointState, Promise
+from tests.lives import all_ended, start
 
 Line = dict[str, Any]
 
@@ -25,25 +26,20 @@ def life(
     home: Path, steps: int, world: int, *, fails: bool = False, **told: Any
 ) -> tuple[list[list[Line]], str]:
     """One life of ``world`` processes up to ``steps``: the lines of each, and what they said."""
-    number = len(list(home.glob("*.0.log")))
+    place = home / f"life{len(list(home.glob('life*')))}"
+    place.mkdir()
     defaults = {
         "accumulate": 1, "promise": "exact-order", "resume": "auto", "from_first": [], "normed": False
     }  # fmt: skip
-    place = {
-        "root": str(home / "run"),
-        "store": str(home / f"{number}.store"),
-        "world": world,
-        "steps": steps,
-    }
-    logs = [home / f"{number}.{rank}.log" for rank in range(world)]
-    output = home / f"{number}.output"
+    common = {"root": str(home / "run"), "store": str(place / "store"), "world": world, "steps": steps}
+    logs = [place / f"{rank}.log" for rank in range(world)]
     pids = []
     for rank, log in enumerate(logs):
         log.touch()
-        member = {"rank": rank, "log": str(log), "output": str(output)}
-        pids.append(elastic_writer.start({**defaults, **place, **member, **told}))
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    said = output.read_text() if output.exists() else ""
+        member = {**defaults, **common, "rank": rank, "log": str(log), **told}
+        pids.append(start(place, partial(main, member)))
+    codes = all_ended(pids)
+    said = (place / "output").read_text()
     assert all(codes) if fails else not any(codes), said
     lines = [[json.loads(text) for text in log.read_text().splitlines()] for log in logs]
     return lines, said
